@@ -1,0 +1,118 @@
+"""What the attention steps hand to each other. Values only: no graph is edited here."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_graphsurgeon as gs
+
+    from stof_onnx.mask.encoded import EncodedMask
+
+
+class Layout(str, enum.Enum):
+    """How one of Q, K, V, O lies in memory (the last axis is always contiguous).
+
+    BHSD is [B, H, S, D]. BSHD is [B, S, H, D] or, the same bytes, [B, S, H*D]; an output in BSHD is always written
+    as [B, S, H*Dv]. PACKED exists only after lowering: one [B*S, (Hq + 2*Hkv)*D] tensor holds Q, K and V.
+    """
+
+    BHSD = "BHSD"
+    BSHD = "BSHD"
+    PACKED = "packed"
+
+
+class BiasKind(str, enum.Enum):
+    """none; dense [1|B, 1|H, Sq, Skv]; relative [1|H, Rq+Rk-1], entry k - q + Rq - 1 (attribute rel_rq = Rq)."""
+
+    NONE = "none"
+    DENSE = "dense"
+    RELATIVE = "relative"
+
+
+class KvKind(str, enum.Enum):
+    """Padding known only at run time: none, mask [B, Skv] int32 (1 = attend), or length [B] int32."""
+
+    NONE = "none"
+    MASK = "mask"
+    LENGTH = "length"
+
+
+class MaskedRow(str, enum.Enum):
+    """What a row that sees no key yields (DESIGN.md, `masked_row`)."""
+
+    ZERO = "zero"  # zeros
+    MEAN = "mean"  # the plain mean of V over all S_kv
+    SCORES = "scores"  # the softmax of the raw scores: every score was shifted alike
+    NAN = "nan"  # NaN
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a site, or a step of it, was left alone. A value for the report, never an exception."""
+
+    reason: str
+    nodes: tuple[str, ...] = ()
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class BiasTerm:
+    """An exact additive term of the scores: `array` when it is known offline, else the run-time `tensor`."""
+
+    kind: BiasKind
+    array: np.ndarray | None = None
+    tensor: gs.Tensor | None = None
+    rel_rq: int = 0
+
+
+@dataclass(frozen=True)
+class KvMask:
+    """Run-time key padding: `tensor` is [B, Skv] (mask) or [B] (length) of any integer, bool or float dtype.
+
+    `invert` is True when a non-zero entry means "do not attend".
+    """
+
+    kind: KvKind
+    tensor: gs.Tensor | None = None
+    invert: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionMatch:
+    """One masked attention found in the graph and proven equal to `StofAttention` with these inputs.
+
+    The scores are `softcap(scale * Q @ K^T) + bias` over the allowed keys; softcap(x) = c*tanh(x/c), off at 0.
+    q, k, v, output are tensors of `graph` (the main graph, a subgraph body or a function); each has its own layout.
+    `nodes` are the nodes the replacement makes unnecessary, in graph order (dead nodes upstream are swept later).
+    """
+
+    name: str
+    graph: gs.Graph
+    q: gs.Tensor
+    k: gs.Tensor
+    v: gs.Tensor
+    output: gs.Tensor
+    q_layout: Layout
+    k_layout: Layout
+    v_layout: Layout
+    o_layout: Layout
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    seq_q: int  # the maximum, where the axis is dynamic
+    seq_kv: int
+    dynamic_seq: bool
+    dtype: np.dtype
+    scale: float
+    softcap: float = 0.0
+    mask: EncodedMask | None = None  # None: every key is allowed
+    bias: BiasTerm = field(default_factory=lambda: BiasTerm(BiasKind.NONE))
+    kv_mask: KvMask = field(default_factory=lambda: KvMask(KvKind.NONE))
+    masked_row: MaskedRow = MaskedRow.ZERO
+    nodes: tuple[gs.Node, ...] = ()
+    notes: tuple[str, ...] = ()  # e.g. the score bound under which a finite constant counts as mask
