@@ -1,0 +1,1 @@
+"""ONNX files: loading, input shapes, folding and saving."""

@@ -1,0 +1,117 @@
+"""External data: tensors whose bytes lie in files beside the model. Checked, and read only one tensor at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import external_data_helper
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+from stof_onnx.errors import StofError
+from stof_onnx.graph.walk import model_tensors
+
+if TYPE_CHECKING:
+    from stof_onnx.graph.model import LoadedModel
+
+
+@dataclass(frozen=True)
+class ExternalSlice:
+    """Where a tensor's bytes lie."""
+
+    file: Path
+    offset: int
+    length: int
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """True when the tensor's bytes are in another file."""
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def tensor_nbytes(tensor: onnx.TensorProto) -> int:
+    """Size of the raw little-endian data of `tensor` (4-bit types are packed two to a byte)."""
+    count = int(np.prod(tensor.dims, dtype=np.int64))
+    return (count * _element_bits(tensor.data_type) + 7) // 8
+
+
+def _element_bits(data_type: int) -> int:
+    name = onnx.TensorProto.DataType.Name(data_type)
+    if name.endswith("INT4") or name.startswith("FLOAT4"):
+        return 4
+    if name.startswith("FLOAT8"):
+        return 8
+    if name == "BFLOAT16":
+        return 16
+    return int(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(data_type)).itemsize) * 8
+
+
+def locate(tensor: onnx.TensorProto, base_dir: Path) -> ExternalSlice:
+    """Finds the bytes of an external tensor.
+
+    Raises:
+        StofError: no location, a location outside `base_dir`, a missing file, or one that is too short.
+    """
+    entries = {e.key: e.value for e in tensor.external_data}
+    where = f"external data of tensor '{tensor.name}'"
+    location = entries.get("location", "")
+    if not location:
+        raise StofError("no file is named", where, "Export the model again")
+    folder = base_dir.resolve()
+    file = (folder / location).resolve()
+    if Path(location).is_absolute() or not file.is_relative_to(folder):
+        raise StofError(f"the location '{location}' leaves the model's folder", where, "Move the data beside the model")
+    if not file.is_file():
+        raise StofError(f"the file {base_dir / location} is missing", where, "Put it beside the model")
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", tensor_nbytes(tensor)))
+    except ValueError as error:
+        raise StofError("offset and length must be integers", where, "Export the model again") from error
+    size = file.stat().st_size
+    if offset < 0 or length != tensor_nbytes(tensor) or offset + length > size:
+        what = (
+            f"bytes {offset} to {offset + length} of {base_dir / location} ({size} bytes) "
+            f"do not hold the {tensor_nbytes(tensor)} bytes of the tensor"
+        )
+        raise StofError(what, where, "The data file is cut short or belongs to another model")
+    return ExternalSlice(file, offset, length)
+
+
+def check_external_files(proto: onnx.ModelProto, base_dir: Path) -> None:
+    """Raises StofError for the first external tensor whose bytes can not be found."""
+    for tensor in model_tensors(proto):
+        if is_external(tensor):
+            locate(tensor, base_dir)
+
+
+class ExternalValues(LazyValues):
+    """Lazy values that know the folder of their file (graph-surgeon looks in the current one)."""
+
+    def __init__(self, tensor: onnx.TensorProto, base_dir: Path) -> None:
+        super().__init__(tensor)
+        self.base_dir = base_dir
+
+    def load(self) -> np.ndarray:
+        """Reads this tensor from its file."""
+        loaded = onnx.TensorProto()
+        loaded.CopyFrom(self.tensor)
+        external_data_helper.load_external_data_for_tensor(loaded, str(self.base_dir.resolve()))
+        loaded.data_location = onnx.TensorProto.DEFAULT
+        return np.array(onnx.numpy_helper.to_array(loaded))
+
+
+def attach_external_data(model: LoadedModel) -> None:
+    """Makes every lazy external constant of the graph readable."""
+    graphs = [g for g, _ in model.origin.graphs()]
+    for graph in [*graphs, *model.graph.functions]:
+        constants = [t for t in graph.tensors().values() if isinstance(t, gs.Constant)]
+        values = [v for node in graph.nodes for v in node.attrs.values() if isinstance(v, gs.Constant)]
+        for constant in constants + values:
+            lazy = constant._values
+            if type(lazy) is LazyValues and is_external(lazy.tensor):
+                constant._values = ExternalValues(lazy.tensor, model.base_dir)

@@ -1,0 +1,75 @@
+"""A model in memory: the original protobuf beside the editable graph. Weights stay where they are until asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from stof_onnx.errors import StofError
+from stof_onnx.graph.origin import Origin
+from stof_onnx.options import DimRange
+
+
+@dataclass
+class LoadedModel:
+    """What every step reads and edits.
+
+    Attributes:
+        path: the file it came from.
+        base_dir: the folder that external data locations are relative to.
+        proto: the model as loaded (after the repairs that `notes` lists); external data not loaded. Read only: edits
+            go to `graph`, and `save_model` merges both.
+        graph: the editable graph. Its constants are lazy: `.values` reads (and keeps) the data, `.shape` and `.dtype`
+            do not. bfloat16 and narrower types have an `onnx.TensorProto` number as dtype.
+        opset: of the default domain.
+        source_opset: opset of the file, before any conversion.
+        origin: which protobuf node, graph or function each object of `graph` came from.
+        dim_ranges: what is known of dynamic axes: symbolic name (dim_param) to the sizes it may take.
+        input_ranges: for each graph input the range of each axis, None where nothing bounds it.
+        added_functions: model-local functions added by the rewrite.
+        notes: lines for the report: repairs, conversions, a raised IR version.
+    """
+
+    path: Path
+    base_dir: Path
+    proto: onnx.ModelProto
+    graph: gs.Graph
+    opset: int
+    source_opset: int
+    origin: Origin
+    dim_ranges: dict[str, DimRange] = field(default_factory=dict)
+    input_ranges: dict[str, tuple[DimRange | None, ...]] = field(default_factory=dict)
+    added_functions: dict[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add_function(self, function: onnx.FunctionProto) -> None:
+        """Adds a model-local function (once: adding an equal one again changes nothing).
+
+        Its domain is imported with version 1 when the file is saved, and the IR version raised to 8 if need be.
+
+        Raises:
+            StofError: the model already has a different function of that name.
+        """
+        key = (function.domain, function.name)
+        known = self.added_functions.get(key) or next(
+            (f for f in self.proto.functions if (f.domain, f.name) == key and not f.overload), None
+        )
+        if known is None:
+            self.added_functions[key] = function
+        elif known.SerializeToString(deterministic=True) != function.SerializeToString(deterministic=True):
+            raise StofError(
+                f"the model already has another function {function.domain}::{function.name}",
+                str(self.path),
+                "It was made by another version of stof-onnx: optimize the original model instead",
+            )
+
+
+def node_label(node: gs.Node) -> str:
+    """The name that the report uses for a node: its own, or its type and first output."""
+    if node.name:
+        return str(node.name)
+    output = node.outputs[0].name if node.outputs else "?"
+    return f"{node.op}({output})"

@@ -1,0 +1,123 @@
+"""Checks a model and mends two common faults: a domain that is not imported, and nodes out of order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from onnx import checker
+
+from stof_onnx.errors import StofError
+from stof_onnx.graph.external import is_external
+from stof_onnx.graph.walk import all_graphs, all_nodes, model_nodes, node_graphs, used_names
+
+_CONTRIB_VERSION = 1
+
+
+def make_valid(proto: onnx.ModelProto, path: Path) -> list[str]:
+    """Repairs `proto` in place until the ONNX checker accepts it; returns one line for each repair.
+
+    Raises:
+        StofError: the checker still refuses it.
+    """
+    notes = _import_domains(proto) + _sort(proto)
+    try:
+        _check(proto, path, repaired=bool(notes))
+    except checker.ValidationError as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        if proto.ir_version > onnx.IR_VERSION:
+            advice = f"The file has IR version {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}"
+        else:
+            advice = "Export the model again, or check it with onnx.checker.check_model"
+        raise StofError(f"the ONNX checker refuses the model: {reason}", str(path), advice) from error
+    return notes
+
+
+def _check(proto: onnx.ModelProto, path: Path, repaired: bool) -> None:
+    external = any(is_external(t) for g in all_graphs(proto.graph) for t in g.initializer)
+    if repaired and not external:
+        checker.check_model(proto)
+    elif not repaired:
+        checker.check_model(str(path))
+    else:
+        checker.check_model(_without_external(proto))
+
+
+def _without_external(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose external initializers are graph inputs: the checker looks for files in the current folder."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    known = {i.name for i in copy.graph.input}
+    kept = []
+    for tensor in copy.graph.initializer:
+        if not is_external(tensor):
+            kept.append(tensor)
+        elif tensor.name not in known:
+            copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    return copy
+
+
+def _import_domains(proto: onnx.ModelProto) -> list[str]:
+    notes = []
+    imported = {"" if o.domain == "ai.onnx" else o.domain for o in proto.opset_import}
+    local = {f.domain for f in proto.functions}
+    for domain in dict.fromkeys(n.domain for n in model_nodes(proto)):
+        if domain in imported or domain in ("", "ai.onnx"):
+            continue
+        proto.opset_import.append(onnx.helper.make_opsetid(domain, _CONTRIB_VERSION))
+        imported.add(domain)
+        kind = "the model's own functions" if domain in local else f"domain {domain}"
+        notes.append(f"repaired: {kind} was not imported; imported {domain} version {_CONTRIB_VERSION}")
+    for function in proto.functions:
+        known = {o.domain for o in function.opset_import}
+        for domain in dict.fromkeys(n.domain for n in all_nodes(function.node)):
+            if domain not in known and domain != "ai.onnx":
+                version = next((o.version for o in proto.opset_import if o.domain == domain), None)
+                if version is not None:
+                    function.opset_import.append(onnx.helper.make_opsetid(domain, version))
+                    known.add(domain)
+    return notes
+
+
+def _sort(proto: onnx.ModelProto) -> list[str]:
+    holders = [g for g in all_graphs(proto.graph)] + list(proto.functions)
+    for function in proto.functions:
+        holders += [g for node in function.node for inner in node_graphs(node) for g in all_graphs(inner)]
+    # Inner graphs first: sorting copies the nodes, and with them the graphs inside.
+    changed = [_sort_nodes(h) for h in reversed(holders)]
+    return ["repaired: nodes were not in topological order"] if any(changed) else []
+
+
+def _sort_nodes(holder: onnx.GraphProto | onnx.FunctionProto) -> bool:
+    """Stable topological sort of a graph's or function's nodes; False when they were in order (or are cyclic)."""
+    nodes = list(holder.node)
+    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    needs = [{producer[n] for n in used_names([node]) if n in producer} - {i} for i, node in enumerate(nodes)]
+    if all(j < i for i, need in enumerate(needs) for j in need):
+        return False
+    order: list[int] = []
+    placed = [False] * len(nodes)
+    for start in range(len(nodes)):
+        stack = [start]
+        while stack:
+            i = stack[-1]
+            missing = [j for j in sorted(needs[i]) if not placed[j]]
+            if placed[i] or not missing:
+                stack.pop()
+                if not placed[i]:
+                    placed[i] = True
+                    order.append(i)
+            elif any(j in stack for j in missing):
+                return False  # a cycle: the checker says so
+            else:
+                stack.extend(reversed(missing))
+    copies = []
+    for i in order:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(nodes[i])
+        copies.append(copy)
+    del holder.node[:]
+    holder.node.extend(copies)
+    return True
