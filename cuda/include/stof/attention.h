@@ -35,6 +35,7 @@ struct MaskView {
   int32_t n_masks, rows, cols;  // tiles of the encoded mask (which may be larger than Sq x Skv)
   int32_t n_full, n_part;       // indices are clamped to these: device arrays are not trusted
   int32_t tile_m, tile_n;
+  int32_t split_rows;           // kBlockSm90's lowered form only: leading entries of row_order whose list is split over warpgroups
 };
 
 struct AttentionParams {
