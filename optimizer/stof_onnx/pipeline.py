@@ -7,7 +7,7 @@ from pathlib import Path
 from stof_onnx.attention.match import find_attention
 from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.graph.inputs import apply_shapes
-from stof_onnx.graph.load import load_model
+from stof_onnx.graph.model import load_model
 from stof_onnx.graph.save import check_target, stage_model
 from stof_onnx.mask.gallery import draw_masks
 from stof_onnx.options import OptimizeOptions

@@ -9,7 +9,12 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from stof_onnx.errors import StofError
+from stof_onnx.graph import opset as opsets
+from stof_onnx.graph import repair
+from stof_onnx.graph.external import attach_external_data, check_external_files
+from stof_onnx.graph.inputs import input_ranges, restore_overridable_inputs
 from stof_onnx.graph.origin import Origin
+from stof_onnx.graph.read import read_proto
 from stof_onnx.options import DimRange
 
 
@@ -65,6 +70,45 @@ class LoadedModel:
                 str(self.path),
                 "It was made by another version of stof-onnx: optimize the original model instead",
             )
+
+
+def load_model(path: str | Path) -> LoadedModel:
+    """Loads, checks and imports the ONNX model at `path`. External data stays on disk.
+
+    Raises:
+        StofError: not a readable ONNX model, missing external data, or a model that no repair makes valid.
+    """
+    path = Path(path)
+    proto = read_proto(path)
+    base_dir = path.parent
+    check_external_files(proto, base_dir)
+    notes = repair.make_valid(proto, path)
+    source_opset = opsets.default_opset(proto, path)
+    proto, converted = opsets.convert_old(proto, path)
+    notes += converted
+    return import_model(proto, path, source_opset, notes)
+
+
+def import_model(proto: onnx.ModelProto, path: Path, source_opset: int, notes: list[str]) -> LoadedModel:
+    """Builds the editable graph of a valid `proto` whose external data lies beside `path`."""
+    try:
+        graph = gs.import_onnx(proto)
+    except Exception as error:  # graph-surgeon raises its own and Python's errors alike
+        raise StofError(f"onnx-graphsurgeon can not import the model ({error})", str(path)) from error
+    model = LoadedModel(
+        path=path,
+        base_dir=path.parent,
+        proto=proto,
+        graph=graph,
+        opset=opsets.default_opset(proto, path),
+        source_opset=source_opset,
+        origin=Origin(graph, proto),
+        notes=notes,
+    )
+    attach_external_data(model)
+    restore_overridable_inputs(model)
+    model.input_ranges = input_ranges(model)
+    return model
 
 
 def node_label(node: gs.Node) -> str:
