@@ -13,6 +13,10 @@ enum class KvKind : int32_t { kNone = 0, kMask = 1, kLength = 2 };
 enum class MaskedRow : int32_t { kZero = 0, kMean = 1, kScores = 2, kNan = 3 };
 // How fp32 tensors are multiplied. Tensor cores round to tf32 only when asked for.
 enum class F32Math : int32_t { kFfma = 0, kTf32x3 = 1, kTf32 = 2 };
+// Order of a part tile's bits. kTiles: one uint64 per 8x8 inner tile, [tile_m/8][tile_n/8], element (r, c) is bit 8r + c.
+// kFragments (made by lowering, same bytes): uint16 [tile_m/16][32 lanes][tile_n/32]; bit 4j + 2i + e of lane l is element
+// (row 16m + 8i + l/4, column 32n + 8j + 2(l%4) + e), the accumulator order of mma and wgmma: one coalesced load a band.
+enum class BitmapOrder : int32_t { kTiles = 0, kFragments = 1 };
 enum class Kernel : int32_t { kRowWise = 0, kBlockSm80 = 1, kBlockSm90 = 2 };
 
 // One of Q, K, V, O. Element (b, h, s, d) is at ptr + b*stride_b + h*stride_h + s*stride_s + d (strides in elements),
@@ -28,14 +32,16 @@ struct MaskView {
   const int32_t* full_col_idx;  // [n_full or 1]
   const int32_t* part_row_ptr;  // [n_masks, rows+1]
   const int32_t* part_col_idx;  // [n_part or 1]
-  const uint2* bitmap;          // [n_part or 1, tile_m/8, tile_n/8], x = low word; element (r, c) is bit 8r + c
+  const uint2* bitmap;          // [n_part or 1, tile_m/8, tile_n/8], x = low word, in `bitmap_order`
   const int32_t* row_order;     // [n_masks, rows], row tiles by falling work
   const int32_t* mask_index;    // [index_b, index_h]
   int32_t index_b, index_h;     // each 1 or B / Hq
   int32_t n_masks, rows, cols;  // tiles of the encoded mask (which may be larger than Sq x Skv)
   int32_t n_full, n_part;       // indices are clamped to these: device arrays are not trusted
   int32_t tile_m, tile_n;
-  int32_t split_rows;           // kBlockSm90's lowered form only: leading entries of row_order whose list is split over warpgroups
+  int32_t split_rows;           // with splits > 1: leading entries of each row_order (the longest rows) whose list is split;
+                                // 0: all rows (kBlockSm80), see attention_sm90 for its lowered form
+  BitmapOrder bitmap_order;
 };
 
 struct AttentionParams {
@@ -57,7 +63,7 @@ struct AttentionParams {
   MaskedRow masked_row;
   // Configuration, chosen offline (lowering) from mask statistics.
   Kernel kernel;
-  int32_t splits;                  // 1: no split over keys
+  int32_t splits;                  // 1: no split over keys. masked_row kMean and kScores need 1
   int32_t max_row_tiles;           // longest full+part list of any row
   void* workspace;                 // attention_workspace_bytes(), 256-byte aligned; may be null when that is 0
   size_t workspace_bytes;
