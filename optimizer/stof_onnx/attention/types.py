@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import onnx_graphsurgeon as gs
-
     from stof_onnx.mask.encoded import EncodedMask
 
 
@@ -82,6 +83,66 @@ class KvMask:
 
 
 @dataclass(frozen=True)
+class ScoreTerm:
+    """One step between Q @ K^T and the softmax (or between the softmax and its use), in graph order.
+
+    kind:
+        add    scores + value (a Sub is an add with `negate`)
+        where  value ? scores : fill (`keep` True) or value ? fill : scores (`keep` False)
+        mul    scores * value: a 0/1 mask of old decoders, or a uniform factor after a mask
+        cast   the scores change to `dtype`
+    The value is `tensor`, or `build(batch, heads, s_q, s_kv)` for terms that no tensor holds (is_causal), which
+    broadcasts to [B, H, Sq, Skv]. `fill` of a where is a number, or `fill_tensor` where it varies.
+    `dtype` is the dtype that the step computes in. `view` is the scores tensor at that step when its axes are not
+    [B, H, Sq, Skv] but a reshape of it (rank 3 cores, windows); `tensor` broadcasts against that shape.
+    """
+
+    kind: str
+    dtype: np.dtype
+    tensor: gs.Tensor | None = None
+    build: Callable[[int, int, int, int], np.ndarray] | None = None
+    keep: bool = True
+    fill: float | None = None
+    fill_tensor: gs.Tensor | None = None
+    negate: bool = False
+    view: gs.Tensor | None = None
+    node: gs.Node | None = None
+
+
+@dataclass(frozen=True)
+class ScoreSite:
+    """The scores of one attention: what mask recovery has to know beside the terms.
+
+    batch, heads, seq_q, seq_kv are those of the scenario in which everything is encoded (the largest sizes).
+    `nan_guard`: the graph turns NaN probabilities into 0 (Where(IsNaN(p), 0, p)).
+    `scale` multiplies Q @ K^T before the first term; only its size matters here (the score bound).
+    """
+
+    name: str
+    batch: int
+    heads: int
+    seq_q: int
+    seq_kv: int
+    dtype: np.dtype  # of the raw scores
+    softmax_dtype: np.dtype
+    nan_guard: bool = False
+    batch_dynamic: bool = False
+    seq_dynamic: bool = False
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Terms sorted out: softmax(scale_factor * scores + bias over the keys that mask and kv_mask allow)."""
+
+    mask: EncodedMask | None
+    bias: BiasTerm
+    kv_mask: KvMask
+    masked_row: MaskedRow
+    scale_factor: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class AttentionMatch:
     """One masked attention found in the graph and proven equal to `StofAttention` with these inputs.
 
@@ -104,7 +165,7 @@ class AttentionMatch:
     num_kv_heads: int
     head_dim: int
     v_head_dim: int
-    seq_q: int  # the maximum, where the axis is dynamic
+    seq_q: int  # the maximum, where the axis is dynamic; 0 where nothing bounds it (then there is no static mask)
     seq_kv: int
     dynamic_seq: bool
     dtype: np.dtype
