@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -10,6 +11,9 @@ import numpy.typing as npt
 from stof_onnx.errors import StofError
 from stof_onnx.mask import EncodedMask
 from stof_onnx.mask.statistics import row_tiles
+
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+_MOST_PIECES = 1 << 14  # above it every slot gets many pieces, and the mean work a slot is close enough
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,10 @@ def suggest_splits(
 ) -> int:
     """Into how many pieces along the keys a kernel that runs longest rows first should cut every row tile.
 
-    With s pieces a row of n tiles becomes min(s, n) pieces of at most ceil(n/s) tiles, each with `split_cost` tiles of
-    extra work (its partial result is written and combined). The run takes about the larger of the mean work a slot and
-    the longest piece. The smallest s within 5 % of the best is taken: splitting also costs workspace.
+    With s pieces a row of n tiles is cut into pieces of ceil(n/s) tiles (the last may be shorter), each with
+    `split_cost` tiles of extra work (its partial result is written and combined). Each candidate s is played through:
+    the next longest piece goes to the slot that is free first. The smallest s within 5 % of the best is taken, since
+    splitting also costs workspace.
 
     Args:
         mask: in the kernel's tiles.
@@ -93,16 +98,25 @@ def suggest_splits(
     Raises:
         StofError: `mask_index` does not broadcast to [batch, heads].
     """
-    lengths, rows_with = np.unique(_row_tiles_of_grid(mask, batch, heads), return_counts=True)
-    candidates = [s for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if s <= max(1, min(max_splits, lengths[-1]))]
-    times = []
-    for s in candidates:
-        pieces = np.minimum(s, lengths)
-        extra = split_cost if s > 1 else 0.0
-        mean = float((rows_with * (lengths + extra * pieces)).sum()) / slots
-        times.append(max(mean, -(-int(lengths[-1]) // s) + extra))
+    lengths = _row_tiles_of_grid(mask, batch, heads)
+    most = max(1, min(max_splits, int(lengths.max())))
+    candidates = [s for s in _SPLITS if s < most] + [most]
+    times = [_run_time(lengths, s, split_cost if s > 1 else 0.0, slots) for s in candidates]
     good = 1.05 * min(times)
     return next(s for s, time in zip(candidates, times, strict=True) if time <= good)
+
+
+def _run_time(lengths: npt.NDArray[np.int64], splits: int, cost: float, slots: int) -> float:
+    """When the last of `slots` slots is done, in tiles, if the longest pieces are handed out first."""
+    per_piece = -(-lengths // splits)
+    whole, rest = np.divmod(lengths, np.maximum(per_piece, 1))
+    pieces = np.concatenate([np.repeat(per_piece, whole), rest[rest > 0]]) + cost
+    if len(pieces) > _MOST_PIECES:
+        return max(float(pieces.sum()) / slots, float(pieces.max()))
+    done = [0.0] * slots
+    for piece in np.sort(pieces)[::-1].tolist():
+        heapq.heapreplace(done, done[0] + piece)
+    return max(done)
 
 
 def _row_tiles_of_grid(mask: EncodedMask, batch: int, heads: int) -> npt.NDArray[np.int64]:
