@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
-from onnx import external_data_helper
-from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from stof_onnx.errors import StofError
 from stof_onnx.graph.walk import model_tensors
-
-if TYPE_CHECKING:
-    from stof_onnx.graph.model import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -68,8 +61,8 @@ def locate(tensor: onnx.TensorProto, base_dir: Path) -> ExternalSlice:
     if not file.is_file():
         raise StofError(f"the file {base_dir / location} is missing", where, "Put it beside the model")
     try:
-        offset = int(entries.get("offset", 0))
-        length = int(entries.get("length", tensor_nbytes(tensor)))
+        offset = int(entries.get("offset") or 0)
+        length = int(entries.get("length") or tensor_nbytes(tensor))
     except ValueError as error:
         raise StofError("offset and length must be integers", where, "Export the model again") from error
     size = file.stat().st_size
@@ -89,29 +82,18 @@ def check_external_files(proto: onnx.ModelProto, base_dir: Path) -> None:
             locate(tensor, base_dir)
 
 
-class ExternalValues(LazyValues):
-    """Lazy values that know the folder of their file (graph-surgeon looks in the current one)."""
-
-    def __init__(self, tensor: onnx.TensorProto, base_dir: Path) -> None:
-        super().__init__(tensor)
-        self.base_dir = base_dir
-
-    def load(self) -> np.ndarray:
-        """Reads this tensor from its file."""
-        loaded = onnx.TensorProto()
-        loaded.CopyFrom(self.tensor)
-        external_data_helper.load_external_data_for_tensor(loaded, str(self.base_dir.resolve()))
-        loaded.data_location = onnx.TensorProto.DEFAULT
-        return np.array(onnx.numpy_helper.to_array(loaded))
+def external_files(proto: onnx.ModelProto, base_dir: Path) -> set[Path]:
+    """The data files that the model's tensors lie in."""
+    return {locate(t, base_dir).file for t in model_tensors(proto) if is_external(t)}
 
 
-def attach_external_data(model: LoadedModel) -> None:
-    """Makes every lazy external constant of the graph readable."""
-    graphs = [g for g, _ in model.origin.graphs()]
-    for graph in [*graphs, *model.graph.functions]:
-        constants = [t for t in graph.tensors().values() if isinstance(t, gs.Constant)]
-        values = [v for node in graph.nodes for v in node.attrs.values() if isinstance(v, gs.Constant)]
-        for constant in constants + values:
-            lazy = constant._values
-            if type(lazy) is LazyValues and is_external(lazy.tensor):
-                constant._values = ExternalValues(lazy.tensor, model.base_dir)
+def read_tensor(tensor: onnx.TensorProto, base_dir: Path) -> np.ndarray:
+    """The values of `tensor`, read from its file when it is external."""
+    if not is_external(tensor):
+        return np.array(onnx.numpy_helper.to_array(tensor))
+    place = locate(tensor, base_dir)
+    with place.file.open("rb") as file:
+        file.seek(place.offset)
+        data = file.read(place.length)
+    loaded = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
+    return np.array(onnx.numpy_helper.to_array(loaded))

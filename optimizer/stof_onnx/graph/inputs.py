@@ -40,7 +40,7 @@ def input_ranges(model: LoadedModel) -> dict[str, tuple[DimRange | None, ...]]:
     for tensor in model.graph.inputs:
         if tensor.shape is None:
             continue
-        dims = []
+        dims: list[DimRange | None] = []
         for dim in tensor.shape:
             if isinstance(dim, int) and dim == 0:
                 raise StofError("an axis has size 0", f"input '{tensor.name}'", "Export the model with a real shape")

@@ -7,15 +7,20 @@ from pathlib import Path
 
 import onnx
 import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from stof_onnx.errors import StofError
 from stof_onnx.graph import opset as opsets
 from stof_onnx.graph import repair
-from stof_onnx.graph.external import attach_external_data, check_external_files
+from stof_onnx.graph.external import check_external_files
 from stof_onnx.graph.inputs import input_ranges, restore_overridable_inputs
 from stof_onnx.graph.origin import Origin
 from stof_onnx.graph.read import read_proto
+from stof_onnx.graph.stored import StoredConstants
+from stof_onnx.graph.strings import without_binary_strings
 from stof_onnx.options import DimRange
+
+_SILENT = 100  # above every level of graph-surgeon's logger: what it warns of, saving restores
 
 
 @dataclass
@@ -32,6 +37,7 @@ class LoadedModel:
         opset: of the default domain.
         source_opset: opset of the file, before any conversion.
         origin: which protobuf node, graph or function each object of `graph` came from.
+        constants: what the file stores for each constant of `graph`.
         dim_ranges: what is known of dynamic axes: symbolic name (dim_param) to the sizes it may take.
         input_ranges: for each graph input the range of each axis, None where nothing bounds it.
         added_functions: model-local functions added by the rewrite.
@@ -45,6 +51,7 @@ class LoadedModel:
     opset: int
     source_opset: int
     origin: Origin
+    constants: StoredConstants = field(default_factory=StoredConstants)
     dim_ranges: dict[str, DimRange] = field(default_factory=dict)
     input_ranges: dict[str, tuple[DimRange | None, ...]] = field(default_factory=dict)
     added_functions: dict[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
@@ -92,7 +99,8 @@ def load_model(path: str | Path) -> LoadedModel:
 def import_model(proto: onnx.ModelProto, path: Path, source_opset: int, notes: list[str]) -> LoadedModel:
     """Builds the editable graph of a valid `proto` whose external data lies beside `path`."""
     try:
-        graph = gs.import_onnx(proto)
+        with G_LOGGER.suppress(_SILENT), without_binary_strings(proto):
+            graph = gs.import_onnx(proto)
     except Exception as error:  # graph-surgeon raises its own and Python's errors alike
         raise StofError(f"onnx-graphsurgeon can not import the model ({error})", str(path)) from error
     model = LoadedModel(
@@ -105,7 +113,7 @@ def import_model(proto: onnx.ModelProto, path: Path, source_opset: int, notes: l
         origin=Origin(graph, proto),
         notes=notes,
     )
-    attach_external_data(model)
+    model.constants.attach(model)
     restore_overridable_inputs(model)
     model.input_ranges = input_ranges(model)
     return model

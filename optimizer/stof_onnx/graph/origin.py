@@ -19,7 +19,7 @@ class NodeOrigin:
     def __init__(self, node: gs.Node, proto: onnx.NodeProto) -> None:
         self.node = node
         self.proto = proto
-        self.attrs: dict[str, Any] = dict(node.attrs)
+        self.attrs: dict[str, Any] = {k: list(v) if isinstance(v, list) else v for k, v in node.attrs.items()}
 
 
 class Origin:

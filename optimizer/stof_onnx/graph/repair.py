@@ -82,7 +82,7 @@ def _import_domains(proto: onnx.ModelProto) -> list[str]:
 
 
 def _sort(proto: onnx.ModelProto) -> list[str]:
-    holders = [g for g in all_graphs(proto.graph)] + list(proto.functions)
+    holders = [*all_graphs(proto.graph), *proto.functions]
     for function in proto.functions:
         holders += [g for node in function.node for inner in node_graphs(node) for g in all_graphs(inner)]
     # Inner graphs first: sorting copies the nodes, and with them the graphs inside.

@@ -1,0 +1,109 @@
+"""Saves a model so that the target is either what it was or the complete new file, never something between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+import onnx
+
+from stof_onnx.errors import StofError
+from stof_onnx.graph.export import export_model
+from stof_onnx.graph.external import external_files
+from stof_onnx.graph.model import LoadedModel
+from stof_onnx.graph.write import write_model
+
+
+def save_model(model: LoadedModel, path: str | Path) -> None:
+    """Writes `model` to `path` (and its weights to `<path>.data` when it has external data or exceeds 2 GB).
+
+    What was not edited is written as it was read: names, shapes, metadata, doc strings, opsets, IR version, functions.
+    Equal models give equal bytes.
+
+    Raises:
+        StofError: the target can not be written, or is the input or one of its data files.
+    """
+    with stage_model(model, path) as staged:
+        staged.commit()
+
+
+class StagedModel:
+    """A complete model in a hidden folder beside its target. `commit` moves it there; else leaving removes it."""
+
+    def __init__(self, folder: Path, target: Path, has_data: bool) -> None:
+        self._folder = folder
+        self.target = target
+        self.path = folder / target.name
+        self._files = [self.path.with_name(target.name + ".data")] * has_data + [self.path]
+
+    def commit(self) -> None:
+        """Puts the files in place (each by one rename; the data file first)."""
+        for file in self._files:
+            try:
+                os.replace(file, self.target.with_name(file.name))
+            except OSError as error:
+                raise _unwritable(self.target, error) from error
+
+    def __enter__(self) -> StagedModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def stage_model(model: LoadedModel, path: str | Path) -> StagedModel:
+    """Writes `model` completely, but not yet to `path`: use the result as a context manager and call `commit`.
+
+    Raises:
+        StofError: see save_model.
+    """
+    target = Path(path)
+    check_target(target, model.path)
+    for file in external_files(model.proto, model.base_dir):
+        if _same(file, target) or _same(file, target.with_name(target.name + ".data")):
+            raise StofError("the output would overwrite a data file of the input", str(file), "Choose another name")
+    exported = export_model(model)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".stof-", dir=target.parent))
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    try:
+        has_data = write_model(exported, folder / target.name, model.base_dir)
+        onnx.checker.check_model(str(folder / target.name))
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _unwritable(target, error) from error
+        raise
+    return StagedModel(folder, target, has_data)
+
+
+def check_target(target: Path, source: Path) -> None:
+    """Refuses, before any work is done, a target that is the input or that can not be a file.
+
+    Raises:
+        StofError: see above.
+    """
+    if _same(target, source):
+        raise StofError("the output is the input file", str(target), "Choose another name with -o")
+    if target.is_dir():
+        raise StofError("the output is a folder", str(target), "Name a file")
+    if not target.parent.is_dir():
+        raise StofError(f"the folder {target.parent} does not exist", str(target), "Make it first")
+    if not os.access(target.parent, os.W_OK):
+        raise StofError(f"the folder {target.parent} is read-only", str(target), "Choose another place with -o")
+
+
+def _same(a: Path, b: Path) -> bool:
+    if a.resolve() == b.resolve():
+        return True
+    return a.exists() and b.exists() and os.path.samefile(a, b)
+
+
+def _unwritable(target: Path, error: OSError) -> StofError:
+    return StofError(f"can not be written ({error.strerror or error})", str(target), "Choose another place with -o")
