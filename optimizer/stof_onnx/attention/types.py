@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -140,6 +141,7 @@ class Recovered:
     masked_row: MaskedRow
     scale_factor: float = 1.0
     notes: tuple[str, ...] = ()
+    score_bound: float = math.inf  # largest |score| under which the finite mask constants are masks (inf: none are)
 
 
 @dataclass(frozen=True)
@@ -176,4 +178,5 @@ class AttentionMatch:
     kv_mask: KvMask = field(default_factory=lambda: KvMask(KvKind.NONE))
     masked_row: MaskedRow = MaskedRow.ZERO
     nodes: tuple[gs.Node, ...] = ()
-    notes: tuple[str, ...] = ()  # e.g. the score bound under which a finite constant counts as mask
+    notes: tuple[str, ...] = ()  # lines for the report
+    score_bound: float = math.inf  # largest |score| under which the finite mask constants are masks; verify checks it
