@@ -1,0 +1,1 @@
+"""Exporters of real transformer architectures (random weights) and the mask zoo. Needs the extra `models`."""
