@@ -24,6 +24,8 @@ ATTRIBUTES = (
     "rel_rq",
     "kv_kind",
     "masked_row",
+    "mask_seq_q",
+    "mask_seq_kv",
 )
 DTYPE_NAMES = {
     onnx.TensorProto.FLOAT: "f32",

@@ -62,7 +62,9 @@ class MaskVariant:
     @property
     def name(self) -> str:
         dynamic = "upto" if self.q_form or self.k_form else ""
-        parts = [PREFIX, f"{dynamic}{self.seq_q}x{self.seq_kv}"]
+        parts = [PREFIX]
+        if self.static or self.bias is BiasKind.RELATIVE or self.kv is KvKind.LENGTH:
+            parts.append(f"{dynamic}{self.seq_q}x{self.seq_kv}")
         parts += [self.static.name] if self.static else []
         if self.bias is BiasKind.RELATIVE:
             parts.append(f"relativebias{self.rel_rq}")

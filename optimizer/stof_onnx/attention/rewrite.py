@@ -1,0 +1,351 @@
+"""Replaces each matched attention by one `stof::StofAttention_<variant>` call (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from stof_onnx.attention.functions import (
+    DOMAIN,
+    AttentionVariant,
+    Form,
+    Geometry,
+    MaskVariant,
+    attention_function,
+    mask_function,
+)
+from stof_onnx.attention.sweep import all_graphs, sweep_dead
+from stof_onnx.attention.types import AttentionMatch, BiasKind, BiasTerm, KvKind, KvMask, Layout, MaskedRow
+from stof_onnx.errors import StofError
+from stof_onnx.mask import ONNX_INPUTS, encode_bands, rows_without_keys
+from stof_onnx.mask.sources import all_keys
+
+if TYPE_CHECKING:
+    from stof_onnx.graph.model import LoadedModel
+
+
+@dataclass(frozen=True)
+class ReplacedSite:
+    """One replacement that was made.
+
+    Attributes:
+        match: what was replaced.
+        node: the new node, in `match.graph`.
+        function: name of the function it calls.
+        mask_function: name of the function that makes its dense mask; empty when the body needs none.
+        removed: names of the nodes that were removed with it.
+    """
+
+    match: AttentionMatch
+    node: gs.Node
+    function: str
+    mask_function: str
+    removed: tuple[str, ...]
+
+
+def replace_attention(model: LoadedModel, matches: Sequence[AttentionMatch]) -> list[ReplacedSite]:
+    """Edits `model.graph` and adds the functions that the new nodes call; one result a match, in their order.
+
+    Only nodes that a replacement leaves without a reader go. Equal matches give equal names, nodes and bytes.
+
+    Raises:
+        StofError: a match that the node contract can not express (a matcher's mistake), or a function name that the
+            model already uses for something else.
+    """
+    rewriter = _Rewriter(model)
+    order = sorted(range(len(matches)), key=lambda i: rewriter.position(matches[i]))
+    sites = {i: rewriter.replace(matches[i]) for i in order}
+    return [sites[i] for i in range(len(matches))]
+
+
+class _Rewriter:
+    """The state of one run: what is shared between sites, and which names are taken."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        roots = [model.graph, *model.graph.functions]
+        self._root = {id(graph): root for root in roots for graph in all_graphs(root)}
+        self._places = {
+            id(node): (number, index)
+            for number, graph in enumerate(g for root in roots for g in all_graphs(root))
+            for index, node in enumerate(graph.nodes)
+        }
+        self._tensors: dict[int, dict[str, gs.Tensor]] = {}
+        self._node_names = {node.name for root in roots for graph in all_graphs(root) for node in graph.nodes}
+        self._made: dict[tuple[object, ...], tuple[gs.Tensor, ...]] = {}
+        self._heads: dict[int, int] = {}  # mask calls at the head of each root graph
+
+    def position(self, match: AttentionMatch) -> tuple[int, int]:
+        """Where the output of the site is produced: graph, then index in it."""
+        return self._places[id(match.output.inputs[0])]
+
+    def replace(self, match: AttentionMatch) -> ReplacedSite:
+        root = self._root[id(match.graph)]
+        site = _Site(match)
+        producer = match.output.inputs[0]
+        arrays = {name: self._constant(root, name, array) for name, array in site.arrays().items()}
+        new: list[gs.Node] = []
+        bias = self._bias(root, match)
+        kv_mask = self._kv_mask(match.graph, match.kv_mask, new)
+        shared = self._mask(root, site, arrays, bias, kv_mask, new)
+        variant = site.attention_variant()
+        optional = [tensor for tensor in (bias, kv_mask) if tensor is not None]
+        node = gs.Node(
+            op=variant.name,
+            name=self._node_name(f"{match.name}/StofAttention"),
+            attrs=site.attributes(),
+            inputs=[match.q, match.k, match.v, *(arrays[name] for name in ONNX_INPUTS), *optional, *shared],
+            domain=DOMAIN,
+        )
+        new.append(node)
+        index = _index(match.graph.nodes, producer)
+        match.output.inputs.clear()
+        node.outputs.append(match.output)
+        match.graph.nodes[index:index] = new
+        self.model.add_function(attention_function(variant, self.model.opset))
+        removed = sweep_dead(root, [producer, *match.nodes])
+        mask_variant = site.mask_variant()
+        names = tuple(gone.name for gone in removed)
+        return ReplacedSite(match, node, variant.name, mask_variant.name if mask_variant else "", names)
+
+    def _mask(
+        self,
+        root: gs.Graph,
+        site: _Site,
+        arrays: dict[str, gs.Tensor],
+        bias: gs.Tensor | None,
+        kv_mask: gs.Tensor | None,
+        new: list[gs.Node],
+    ) -> tuple[gs.Tensor, ...]:
+        """The outputs of the mask function for this site: called once for all sites of a graph that share them."""
+        variant = site.mask_variant()
+        if variant is None:
+            return ()
+        match = site.match
+        by_name = {**arrays, "bias": bias, "kv_mask": kv_mask, "Q": match.q, "K": match.k}
+        inputs = [by_name[name] for name in variant.inputs]
+        constant = all(isinstance(tensor, gs.Constant) for tensor in inputs)
+        home = root if constant else match.graph
+        key = ("mask", id(home), variant.name, *(self._identity(home, name, by_name[name]) for name in variant.inputs))
+        if key not in self._made:
+            self.model.add_function(mask_function(variant, self.model.opset))
+            base = f"stof/{variant.name}"
+            outputs = tuple(gs.Variable(self._tensor_name(root, f"{base}/{name}")) for name in variant.outputs)
+            node = gs.Node(
+                op=variant.name,
+                name=self._node_name(base),
+                inputs=inputs,
+                outputs=list(outputs),
+                domain=DOMAIN,
+            )
+            for tensor in outputs:
+                self._tensors[id(root)][tensor.name] = tensor
+            if constant:
+                # Ahead of everything, so that sites in subgraphs see it too.
+                head = self._heads.get(id(root), 0)
+                root.nodes.insert(head, node)
+                self._heads[id(root)] = head + 1
+            else:
+                new.append(node)
+            self._made[key] = outputs
+        return self._made[key]
+
+    def _identity(self, home: gs.Graph, name: str, tensor: gs.Tensor) -> object:
+        """What makes two inputs of a mask function equal: Q and K serve only for the name of their sequence axis."""
+        if name in ("Q", "K") and home is self.model.graph:
+            return ("axes", tuple(tensor.shape)) if all(isinstance(d, (int, str)) for d in tensor.shape) else id(tensor)
+        return id(tensor)
+
+    def _bias(self, root: gs.Graph, match: AttentionMatch) -> gs.Tensor | None:
+        if match.bias.kind is BiasKind.NONE:
+            return None
+        if match.bias.array is not None:
+            return self._constant(root, "bias", _bias_array(match.bias, match.dtype))
+        if match.bias.tensor is None:
+            raise StofError("a bias has neither values nor a tensor", match.name, "Report this as a bug")
+        return match.bias.tensor
+
+    def _kv_mask(self, graph: gs.Graph, kv: KvMask, new: list[gs.Node]) -> gs.Tensor | None:
+        """int32, 1 = attend: made once a graph for each tensor it comes from."""
+        if kv.kind is KvKind.NONE:
+            return None
+        if kv.tensor is None:
+            raise StofError("run-time padding has no tensor", "attention", "Report this as a bug")
+        key = ("kv", id(graph), id(kv.tensor), kv.kind, kv.invert)
+        if key not in self._made:
+            self._made[key] = (self._normalised(graph, kv.tensor, kv, new),)
+        return self._made[key][0]
+
+    def _normalised(self, graph: gs.Graph, tensor: gs.Tensor, kv: KvMask, new: list[gs.Node]) -> gs.Tensor:
+        base = f"{tensor.name}/stof_kv_{kv.kind.value}"
+        steps: list[tuple[str, dict[str, int]]] = []
+        if kv.kind is KvKind.MASK:
+            steps += [] if tensor.dtype == np.bool_ else [("Cast", {"to": onnx.TensorProto.BOOL})]
+            steps += [("Not", {})] if kv.invert else []
+        steps.append(("Cast", {"to": onnx.TensorProto.INT32}))
+        root = self._root[id(graph)]
+        for number, (op, attrs) in enumerate(steps):
+            last = number == len(steps) - 1
+            name = self._tensor_name(root, base if last else f"{base}_{op.lower()}")
+            output = gs.Variable(name, np.int32 if last else np.bool_, tensor.shape)
+            self._tensors[id(root)][name] = output
+            new.append(gs.Node(op, self._node_name(f"{name}/{op}"), attrs, [tensor], [output]))
+            tensor = output
+        return tensor
+
+    def _constant(self, root: gs.Graph, name: str, array: np.ndarray) -> gs.Constant:
+        """The initializer with this content, made once for the main graph or function."""
+        digest = hashlib.blake2b(repr((array.dtype.str, array.shape)).encode() + array.tobytes(), digest_size=8)
+        full_name = f"stof/{name}/{digest.hexdigest()}"
+        known = self._names(root).get(full_name)
+        if not isinstance(known, gs.Constant):
+            known = gs.Constant(full_name, array)
+            self._tensors[id(root)][full_name] = known
+        return known
+
+    def _names(self, root: gs.Graph) -> dict[str, gs.Tensor]:
+        if id(root) not in self._tensors:
+            found: dict[str, gs.Tensor] = {}
+            for graph in all_graphs(root):
+                found.update(graph.tensors())
+                found.update({t.name: t for t in (*graph.inputs, *graph.outputs)})
+            self._tensors[id(root)] = found
+        return self._tensors[id(root)]
+
+    def _tensor_name(self, root: gs.Graph, name: str) -> str:
+        return _fresh(name, self._names(root))
+
+    def _node_name(self, name: str) -> str:
+        name = _fresh(name, self._node_names)
+        self._node_names.add(name)
+        return name
+
+
+class _Site:
+    """One match as the node contract sees it."""
+
+    def __init__(self, match: AttentionMatch) -> None:
+        self.match = match
+        self.q = _form(match, "Q", match.q, match.q_layout)
+        self.k = _form(match, "K", match.k, match.k_layout)
+        self.v = _form(match, "V", match.v, match.v_layout)
+        self.o = Form.BHSD if match.o_layout is Layout.BHSD else Form.BSH
+        self.encoded = match.mask
+        if self.encoded is None and match.seq_q and match.seq_kv:
+            self.encoded = encode_bands(all_keys(match.seq_q, match.seq_kv), match.seq_q, match.seq_kv)
+        self._mask_variant = self._find_mask_variant()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The seven mask arrays; where nothing bounds the sequence, one dummy entry each."""
+        if self.encoded is not None:
+            return self.encoded.to_onnx_arrays()
+        shapes = {"full_row_ptr": (1, 2), "part_row_ptr": (1, 2), "bitmap": (1, 8, 8, 2)}
+        shapes |= {"row_order": (1, 1), "mask_index": (1, 1)}
+        return {name: np.zeros(shapes.get(name, (1,)), np.int32) for name in ONNX_INPUTS}
+
+    def attributes(self) -> dict[str, object]:
+        match, mask = self.match, self.encoded
+        layouts = [layout.value for layout in (match.q_layout, match.k_layout, match.v_layout, match.o_layout)]
+        return {
+            "scale": float(match.scale),
+            "softcap": float(match.softcap),
+            "num_heads": match.num_heads,
+            "num_kv_heads": match.num_kv_heads,
+            "tile_m": mask.tile_m if mask else 64,
+            "tile_n": mask.tile_n if mask else 64,
+            "layout": layouts[0] if len(set(layouts)) == 1 else ",".join(layouts),
+            "bias_kind": match.bias.kind.value,
+            "rel_rq": match.bias.rel_rq,
+            "kv_kind": match.kv_mask.kind.value,
+            "masked_row": match.masked_row.value,
+            "mask_seq_q": mask.s_q if mask else 0,
+            "mask_seq_kv": mask.s_kv if mask else 0,
+        }
+
+    def attention_variant(self) -> AttentionVariant:
+        match, mask = self.match, self._mask_variant
+        return AttentionVariant(
+            self.q,
+            self.k,
+            self.v,
+            self.o,
+            match.num_heads,
+            match.num_kv_heads,
+            _element_type(match),
+            match.softcap != 0,
+            match.bias.kind,
+            match.kv_mask.kind,
+            has_mask=mask is not None,
+            zero_rows=mask is not None and mask.empty_rows is MaskedRow.ZERO,
+        )
+
+    def mask_variant(self) -> MaskVariant | None:
+        """The mask function that serves this site; None when its body needs no additive term, or only a dense bias."""
+        return self._mask_variant
+
+    def _find_mask_variant(self) -> MaskVariant | None:
+        match = self.match
+        bias, kv = match.bias.kind, match.kv_mask.kind
+        if match.mask is None and kv is KvKind.NONE and bias is not BiasKind.RELATIVE:
+            return None
+        sized = match.mask is not None or bias is BiasKind.RELATIVE
+        q_dynamic = match.dynamic_seq and not isinstance(match.q.shape[self.q.seq_axis], int)
+        k_dynamic = match.dynamic_seq and not isinstance(match.k.shape[self.k.seq_axis], int)
+        may_be_empty = kv is not KvKind.NONE or (match.mask is not None and self._static_rows_empty())
+        return MaskVariant(
+            match.seq_q,
+            match.seq_kv,
+            Geometry.of(match.mask) if match.mask is not None else None,
+            bias,
+            match.bias.rel_rq,
+            kv,
+            match.masked_row if may_be_empty and match.masked_row is not MaskedRow.NAN else None,
+            self.q if sized and q_dynamic else None,
+            self.k if (sized or kv is KvKind.LENGTH) and k_dynamic else None,
+            double=_element_type(match) == onnx.TensorProto.DOUBLE,
+        )
+
+    def _static_rows_empty(self) -> bool:
+        """Whether some row of the static mask sees no key. A shorter sequence may hide the only keys of a row."""
+        mask = self.match.mask
+        assert mask is not None
+        return self.match.dynamic_seq or any(rows_without_keys(mask, number).size for number in range(mask.n_masks))
+
+
+def _form(match: AttentionMatch, what: str, tensor: gs.Tensor, layout: Layout) -> Form:
+    rank = len(tensor.shape) if tensor.shape is not None else 0
+    try:
+        return Form.of(layout, rank)
+    except ValueError as error:
+        raise StofError(f"{what} '{tensor.name}': {error}", match.name, "Report this as a bug") from error
+
+
+def _element_type(match: AttentionMatch) -> int:
+    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(match.dtype)))
+
+
+def _bias_array(bias: BiasTerm, dtype: np.dtype) -> np.ndarray:
+    """The bias in the dtype of Q where that is exact, else in float32."""
+    assert bias.array is not None
+    narrow = bias.array.astype(dtype)
+    exact = np.array_equal(narrow.astype(np.float64), bias.array.astype(np.float64), equal_nan=True)
+    return np.ascontiguousarray(narrow if exact else bias.array.astype(np.float32))
+
+
+def _index(nodes: Sequence[gs.Node], node: gs.Node) -> int:
+    """Position of this very node (graph-surgeon compares nodes by content)."""
+    return next(i for i, other in enumerate(nodes) if other is node)
+
+
+def _fresh(name: str, taken: dict[str, gs.Tensor] | set[str]) -> str:
+    number, candidate = 0, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
