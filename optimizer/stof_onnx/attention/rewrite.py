@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.functions import (
     DOMAIN,
     AttentionVariant,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import onnx
-
 from stof_onnx.attention.functions.builder import FunctionBuilder
 from stof_onnx.attention.functions.forms import Form, to_bhds, to_bhsd
 from stof_onnx.attention.types import BiasKind, KvKind
@@ -27,7 +26,7 @@ ATTRIBUTES = (
     "mask_seq_q",
     "mask_seq_kv",
 )
-DTYPE_NAMES = {
+DTYPE_NAMES: dict[int, str] = {
     onnx.TensorProto.FLOAT: "f32",
     onnx.TensorProto.FLOAT16: "f16",
     onnx.TensorProto.BFLOAT16: "bf16",

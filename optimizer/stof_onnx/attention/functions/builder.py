@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,13 +32,13 @@ class FunctionBuilder:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._taken = {*inputs, *outputs}
 
-    def op(self, op_type: str, *inputs: str, name: str = "", **attributes: object) -> str:
+    def op(self, op_type: str, *inputs: str, name: str = "", **attributes: Any) -> str:
         """Adds a node with one output, named `name` (made unique) or after the operator."""
         output = self._fresh(name or op_type.lower())
         self._add(op_type, inputs, output, attributes)
         return output
 
-    def returns(self, op_type: str, *inputs: str, output: str, **attributes: object) -> None:
+    def returns(self, op_type: str, *inputs: str, output: str, **attributes: Any) -> None:
         """Adds the node that makes a function output."""
         self._add(op_type, inputs, output, attributes)
 
@@ -74,7 +75,7 @@ class FunctionBuilder:
             doc_string=self._doc,
         )
 
-    def _add(self, op_type: str, inputs: Sequence[str], output: str, attributes: dict[str, object]) -> None:
+    def _add(self, op_type: str, inputs: Sequence[str], output: str, attributes: dict[str, Any]) -> None:
         self._nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
 
     def _fresh(self, name: str) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-
 from stof_onnx.attention.functions.builder import FunctionBuilder
 from stof_onnx.mask import EncodedMask
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-
 from stof_onnx.attention.functions.builder import FunctionBuilder
 from stof_onnx.attention.functions.decode import DECODE_INPUTS, Geometry, decode
 from stof_onnx.attention.functions.forms import Form
