@@ -63,7 +63,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class BiasTerm:
-    """An exact additive term of the scores: `array` when it is known offline, else the run-time `tensor`."""
+    """An exact additive term of the scores: `array` when it is known offline, else the run-time `tensor`.
+
+    A dense `tensor` may have fewer axes than four (they broadcast from the right), fewer keys than S_kv (the missing
+    ones are hidden), and may be bool (True = attend: 0 where True, -inf elsewhere). A key whose bias is -inf is hidden
+    like a masked one: a row left without keys by mask, padding and dense bias together yields `masked_row`.
+    """
 
     kind: BiasKind
     array: np.ndarray | None = None
@@ -151,6 +156,7 @@ class AttentionMatch:
     The scores are `softcap(scale * Q @ K^T) + bias` over the allowed keys; softcap(x) = c*tanh(x/c), off at 0.
     q, k, v, output are tensors of `graph` (the main graph, a subgraph body or a function); each has its own layout.
     `nodes` are the nodes the replacement makes unnecessary, in graph order (dead nodes upstream are swept later).
+    `ranks` of q, k, v count only where a tensor's own `.shape` is None (BSHD tensors have rank 4 or 3).
     """
 
     name: str
