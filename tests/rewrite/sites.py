@@ -174,6 +174,8 @@ def reference(case: Case, i: int, given: Feeds) -> np.ndarray:
             scores = case.softcap * np.tanh(scores / case.softcap)
         scores = scores + bias[b, h, row]
         seen = allowed[b, h, row]
+        if case.masked_row is not MaskedRow.SCORES:
+            seen = seen & ~np.isneginf(bias[b, h, row])
         if not seen.any():
             if case.masked_row is MaskedRow.SCORES:
                 seen = np.ones_like(seen)
@@ -201,7 +203,9 @@ def _bias(case: Case) -> np.ndarray:
     if case.bias_kind is BiasKind.NONE:
         return np.zeros((1, 1, 1, 1))
     if case.bias_kind is BiasKind.DENSE:
-        return case.bias.astype(np.float64)
+        bias = np.where(case.bias, 0.0, -np.inf) if case.bias.dtype == bool else case.bias.astype(np.float64)
+        missing = case.seq_kv - bias.shape[-1]
+        return np.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], constant_values=-np.inf)
     q, k = np.arange(case.seq_q)[:, None], np.arange(case.seq_kv)
     return case.bias.astype(np.float64)[None, :, k - q + case.rel_rq - 1]
 

@@ -136,10 +136,29 @@ def test_dense_bias(
     run([case], tmp_path)
 
 
-def test_bias_that_hides_every_key_gives_nan(tmp_path: Path) -> None:
-    bias = np.zeros((1, 1, 20, 20), np.float32)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("row", [MaskedRow.ZERO, MaskedRow.MEAN, MaskedRow.NAN])
+@pytest.mark.parametrize("at_run_time", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_that_the_bias_hides(
+    dtype: type, row: MaskedRow, at_run_time: bool, masked: bool, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    case = Case(dtype=dtype, masked_row=row, kv_kind=KvKind.MASK if masked else KvKind.NONE)
+    bias = np.zeros((1, 1, 20, 20), dtype)
     bias[0, 0, 4] = -np.inf
-    run([Case(bias=bias, bias_kind=BiasKind.DENSE, bias_at_run_time=True)], tmp_path)
+    allowed = random_mask(case, rng) if masked else None
+    case = replace(case, bias=bias, bias_kind=BiasKind.DENSE, bias_at_run_time=at_run_time, allowed=allowed)
+    run([case], tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(20,), (20, 20), (3, 1, 20), (2, 1, 1, 20), (2, 3, 20, 20), (20, 13)])
+@pytest.mark.parametrize("opset", [17, 23])
+def test_run_time_masks_of_any_shape(
+    dtype: type, shape: tuple[int, ...], opset: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    for bias in (rng.random(shape) < 0.5, rng.standard_normal(shape).astype(dtype)):
+        run([Case(dtype=dtype, bias=bias, bias_kind=BiasKind.DENSE, bias_at_run_time=True)], tmp_path, opset)
 
 
 @pytest.mark.parametrize("sizes", [(20, 20), (7, 33), (33, 7), (1, 9), (9, 1), (1, 1)])

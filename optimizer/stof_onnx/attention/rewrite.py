@@ -90,7 +90,7 @@ class _Rewriter:
         producer = match.output.inputs[0]
         arrays = {name: self._constant(root, name, array) for name, array in site.arrays().items()}
         new: list[gs.Node] = []
-        bias = self._bias(root, match)
+        bias = self._bias(root, match, new)
         kv_mask = self._kv_mask(match.graph, match.kv_mask, new)
         shared = self._mask(root, site, arrays, bias, kv_mask, new)
         variant = site.attention_variant()
@@ -156,19 +156,68 @@ class _Rewriter:
         return self._made[key]
 
     def _identity(self, home: gs.Graph, name: str, tensor: gs.Tensor) -> object:
-        """What makes two inputs of a mask function equal: Q and K serve only for the name of their sequence axis."""
+        """What makes two inputs of a mask function equal: Q and K serve only for their sizes."""
         if name in ("Q", "K") and home is self.model.graph:
-            return ("axes", tuple(tensor.shape)) if all(isinstance(d, (int, str)) for d in tensor.shape) else id(tensor)
+            known = tensor.shape is not None and all(isinstance(d, (int, str)) for d in tensor.shape)
+            return ("axes", tuple(tensor.shape)) if known else id(tensor)
         return id(tensor)
 
-    def _bias(self, root: gs.Graph, match: AttentionMatch) -> gs.Tensor | None:
+    def _bias(self, root: gs.Graph, match: AttentionMatch, new: list[gs.Node]) -> gs.Tensor | None:
         if match.bias.kind is BiasKind.NONE:
             return None
         if match.bias.array is not None:
             return self._constant(root, "bias", _bias_array(match.bias, match.dtype))
-        if match.bias.tensor is None:
+        tensor = match.bias.tensor
+        if tensor is None:
             raise StofError("a bias has neither values nor a tensor", match.name, "Report this as a bug")
-        return match.bias.tensor
+        if match.bias.kind is BiasKind.RELATIVE:
+            return tensor
+        key = ("bias", id(match.graph), id(tensor), str(match.dtype), match.seq_kv)
+        if key not in self._made:
+            self._made[key] = (self._dense_bias(root, match, tensor, new),)
+        return self._made[key][0]
+
+    def _dense_bias(self, root: gs.Graph, match: AttentionMatch, source: gs.Tensor, new: list[gs.Node]) -> gs.Tensor:
+        """A run-time bias as [.., .., Sq, Skv] numbers: bool becomes 0 and -inf, missing keys are hidden."""
+        if source.shape is None or source.dtype is None:
+            raise StofError(f"the bias '{source.name}' has no known shape and type", match.name, "Report this as a bug")
+        tensor, base, shape = source, f"{source.name}/stof_bias", list(source.shape)
+        dtype = np.dtype(match.dtype)
+        if tensor.dtype == np.bool_:
+            zero = self._constant(root, "attend", np.zeros((), dtype))
+            hidden = self._constant(root, "hide", np.full((), -np.inf, dtype))
+            tensor = self._step(root, new, "Where", [tensor, zero, hidden], f"{base}_where", dtype, shape)
+        if len(shape) < 4:
+            axes = np.arange(4 - len(shape), dtype=np.int64)
+            shape = [1] * len(axes) + shape
+            inputs = [tensor, self._constant(root, "axes", axes)]
+            tensor = self._step(root, new, "Unsqueeze", inputs, f"{base}_4d", tensor.dtype, shape)
+        keys = shape[-1]
+        if isinstance(keys, int) and 1 < keys < match.seq_kv:
+            missing = np.array([0] * 7 + [match.seq_kv - keys], np.int64)
+            hidden = self._constant(root, "hide", np.full((), -np.inf, tensor.dtype))
+            inputs = [tensor, self._constant(root, "pads", missing), hidden]
+            tensor = self._step(
+                root, new, "Pad", inputs, f"{base}_padded", tensor.dtype, [*shape[:-1], match.seq_kv], mode="constant"
+            )
+        return tensor
+
+    def _step(
+        self,
+        root: gs.Graph,
+        new: list[gs.Node],
+        op: str,
+        inputs: list[gs.Tensor],
+        name: str,
+        dtype: np.dtype | type | None,
+        shape: list[int | str | None] | None,
+        **attrs: object,
+    ) -> gs.Variable:
+        """Adds one standard operator ahead of the node that is being inserted."""
+        output = gs.Variable(self._tensor_name(root, name), dtype, shape)
+        self._names(root)[output.name] = output
+        new.append(gs.Node(op, self._node_name(f"{output.name}/{op}"), attrs, inputs, [output]))
+        return output
 
     def _kv_mask(self, graph: gs.Graph, kv: KvMask, new: list[gs.Node]) -> gs.Tensor | None:
         """int32, 1 = attend: made once a graph for each tensor it comes from."""
@@ -183,20 +232,13 @@ class _Rewriter:
 
     def _normalised(self, graph: gs.Graph, tensor: gs.Tensor, kv: KvMask, new: list[gs.Node]) -> gs.Tensor:
         base = f"{tensor.name}/stof_kv_{kv.kind.value}"
-        steps: list[tuple[str, dict[str, int]]] = []
-        if kv.kind is KvKind.MASK:
-            steps += [] if tensor.dtype == np.bool_ else [("Cast", {"to": onnx.TensorProto.BOOL})]
-            steps += [("Not", {})] if kv.invert else []
-        steps.append(("Cast", {"to": onnx.TensorProto.INT32}))
         root = self._root[id(graph)]
-        for number, (op, attrs) in enumerate(steps):
-            last = number == len(steps) - 1
-            name = self._tensor_name(root, base if last else f"{base}_{op.lower()}")
-            output = gs.Variable(name, np.int32 if last else np.bool_, tensor.shape)
-            self._tensors[id(root)][name] = output
-            new.append(gs.Node(op, self._node_name(f"{name}/{op}"), attrs, [tensor], [output]))
-            tensor = output
-        return tensor
+        if kv.kind is KvKind.MASK and tensor.dtype != np.bool_:
+            shape = tensor.shape
+            tensor = self._step(root, new, "Cast", [tensor], f"{base}_bool", np.bool_, shape, to=onnx.TensorProto.BOOL)
+        if kv.kind is KvKind.MASK and kv.invert:
+            tensor = self._step(root, new, "Not", [tensor], f"{base}_not", np.bool_, tensor.shape)
+        return self._step(root, new, "Cast", [tensor], base, np.int32, tensor.shape, to=onnx.TensorProto.INT32)
 
     def _constant(self, root: gs.Graph, name: str, array: np.ndarray) -> gs.Constant:
         """The initializer with this content, made once for the main graph or function."""
@@ -231,9 +273,9 @@ class _Site:
 
     def __init__(self, match: AttentionMatch) -> None:
         self.match = match
-        self.q = _form(match, "Q", match.q, match.q_layout)
-        self.k = _form(match, "K", match.k, match.k_layout)
-        self.v = _form(match, "V", match.v, match.v_layout)
+        self.q = _form(match, match.q, match.q_layout, match.ranks[0])
+        self.k = _form(match, match.k, match.k_layout, match.ranks[1])
+        self.v = _form(match, match.v, match.v_layout, match.ranks[2])
         self.o = Form.BHSD if match.o_layout is Layout.BHSD else Form.BSH
         self.encoded = match.mask
         if self.encoded is None and match.seq_q and match.seq_kv:
@@ -291,12 +333,11 @@ class _Site:
     def _find_mask_variant(self) -> MaskVariant | None:
         match = self.match
         bias, kv = match.bias.kind, match.kv_mask.kind
-        if match.mask is None and kv is KvKind.NONE and bias is not BiasKind.RELATIVE:
+        bias_hides = match.masked_row in (MaskedRow.ZERO, MaskedRow.MEAN) and _may_hide(match.bias)
+        if match.mask is None and kv is KvKind.NONE and bias is not BiasKind.RELATIVE and not bias_hides:
             return None
         sized = match.mask is not None or bias is BiasKind.RELATIVE
-        q_dynamic = match.dynamic_seq and not isinstance(match.q.shape[self.q.seq_axis], int)
-        k_dynamic = match.dynamic_seq and not isinstance(match.k.shape[self.k.seq_axis], int)
-        may_be_empty = kv is not KvKind.NONE or (match.mask is not None and self._static_rows_empty())
+        may_be_empty = kv is not KvKind.NONE or bias_hides or (match.mask is not None and self._static_rows_empty())
         return MaskVariant(
             match.seq_q,
             match.seq_kv,
@@ -305,10 +346,16 @@ class _Site:
             match.bias.rel_rq,
             kv,
             match.masked_row if may_be_empty and match.masked_row is not MaskedRow.NAN else None,
-            self.q if sized and q_dynamic else None,
-            self.k if (sized or kv is KvKind.LENGTH) and k_dynamic else None,
+            bias_hides,
+            self.q if sized and self._dynamic(match.q, self.q) else None,
+            self.k if (sized or kv is KvKind.LENGTH) and self._dynamic(match.k, self.k) else None,
             double=_element_type(match) == onnx.TensorProto.DOUBLE,
         )
+
+    def _dynamic(self, tensor: gs.Tensor, form: Form) -> bool:
+        """Whether the sequence axis of Q or K is known only at run time."""
+        known = tensor.shape is not None and isinstance(tensor.shape[form.seq_axis], int)
+        return self.match.dynamic_seq and not known
 
     def _static_rows_empty(self) -> bool:
         """Whether some row of the static mask sees no key. A shorter sequence may hide the only keys of a row."""
@@ -317,12 +364,18 @@ class _Site:
         return self.match.dynamic_seq or any(rows_without_keys(mask, number).size for number in range(mask.n_masks))
 
 
-def _form(match: AttentionMatch, what: str, tensor: gs.Tensor, layout: Layout) -> Form:
-    rank = len(tensor.shape) if tensor.shape is not None else 0
+def _form(match: AttentionMatch, tensor: gs.Tensor, layout: Layout, rank: int) -> Form:
     try:
-        return Form.of(layout, rank)
+        return Form.of(layout, rank if tensor.shape is None else len(tensor.shape))
     except ValueError as error:
-        raise StofError(f"{what} '{tensor.name}': {error}", match.name, "Report this as a bug") from error
+        raise StofError(f"input '{tensor.name}': {error}", match.name, "Report this as a bug") from error
+
+
+def _may_hide(bias: BiasTerm) -> bool:
+    """Whether a dense bias may hold -inf."""
+    if bias.kind is not BiasKind.DENSE:
+        return False
+    return bias.array is None or bool(np.isneginf(bias.array.astype(np.float32)).any())
 
 
 def _element_type(match: AttentionMatch) -> int:

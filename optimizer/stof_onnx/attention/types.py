@@ -184,5 +184,6 @@ class AttentionMatch:
     kv_mask: KvMask = field(default_factory=lambda: KvMask(KvKind.NONE))
     masked_row: MaskedRow = MaskedRow.ZERO
     nodes: tuple[gs.Node, ...] = ()
+    ranks: tuple[int, int, int] = (4, 4, 4)
     notes: tuple[str, ...] = ()  # lines for the report
     score_bound: float = math.inf  # largest |score| under which the finite mask constants are masks; verify checks it

@@ -93,7 +93,7 @@ def attention_function(variant: AttentionVariant, opset: int) -> onnx.FunctionPr
     O = softmax(softcap(scale * Q K^T) + additive) V. Scores, softmax and sums are float32 whatever the dtype. With
     grouped heads the queries of one group are stacked along S, so K and V are never expanded.
     """
-    b = FunctionBuilder(variant.name, variant.inputs, ["O"], ATTRIBUTES, _doc(variant))
+    b = FunctionBuilder(variant.name, variant.inputs, ["O"], opset, ATTRIBUTES, _doc(variant))
     compute = compute_type(variant.dtype)
     grouped = variant.num_heads != variant.num_kv_heads
     by_group, by_head = b.ints(0, variant.num_kv_heads, -1, 0), b.ints(0, variant.num_heads, -1, 0)
@@ -128,7 +128,7 @@ def attention_function(variant: AttentionVariant, opset: int) -> onnx.FunctionPr
         b.returns("Identity", o, output="O")
     else:
         b.returns("Cast", o, output="O", to=variant.dtype)
-    return b.build(opset)
+    return b.build()
 
 
 def _cast(b: FunctionBuilder, tensor: str, source: int, to: int) -> str:

@@ -15,7 +15,7 @@ DOMAIN = "stof"
 class FunctionBuilder:
     """Collects the nodes of one function of domain `stof`. Every method that adds a node returns its output's name.
 
-    The operators used must mean the same in every opset from 17 on: the body carries the model's own opset.
+    The body carries the model's own opset (17 or newer): operators whose form changed since then have a method here.
     """
 
     def __init__(
@@ -23,11 +23,12 @@ class FunctionBuilder:
         name: str,
         inputs: Sequence[str],
         outputs: Sequence[str],
+        opset: int,
         attributes: Sequence[str] = (),
         doc: str = "",
     ) -> None:
         self._name, self._inputs, self._outputs = name, list(inputs), list(outputs)
-        self._attributes, self._doc = list(attributes), doc
+        self._opset, self._attributes, self._doc = opset, list(attributes), doc
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._taken = {*inputs, *outputs}
@@ -63,14 +64,20 @@ class FunctionBuilder:
         self._nodes.append(node)
         return value if to == onnx.TensorProto.FLOAT else self.op("Cast", value, to=to)
 
-    def build(self, opset: int) -> onnx.FunctionProto:
+    def reduce(self, op_type: str, tensor: str, axis: int) -> str:
+        """A reduction that keeps its axis. ReduceSum takes axes as input since opset 13, the others since 18."""
+        if op_type == "ReduceSum" or self._opset >= 18:
+            return self.op(op_type, tensor, self.ints(axis), keepdims=1)
+        return self.op(op_type, tensor, axes=[axis], keepdims=1)
+
+    def build(self) -> onnx.FunctionProto:
         return helper.make_function(
             DOMAIN,
             self._name,
             self._inputs,
             self._outputs,
             self._nodes,
-            [helper.make_opsetid("", opset)],
+            [helper.make_opsetid("", self._opset)],
             attributes=self._attributes,
             doc_string=self._doc,
         )

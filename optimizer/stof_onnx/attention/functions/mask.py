@@ -30,6 +30,7 @@ class MaskVariant:
         bias, rel_rq: the bias that is an input.
         kv: run-time padding that is an input.
         empty_rows: what a row without keys yields; None when there can be none. ZERO adds the output `row_ok`.
+        bias_hides: the dense bias may hold -inf, which can leave a row without keys too.
         double: the result is float64, else float32.
     """
 
@@ -40,6 +41,7 @@ class MaskVariant:
     rel_rq: int
     kv: KvKind
     empty_rows: MaskedRow | None
+    bias_hides: bool = False
     q_form: Form | None = None
     k_form: Form | None = None
     double: bool = False
@@ -71,6 +73,7 @@ class MaskVariant:
             parts.append("densebias")
         parts += [] if self.kv is KvKind.NONE else [f"kv{self.kv.value}"]
         parts += [] if self.empty_rows is None else [f"{self.empty_rows.value}rows"]
+        parts += ["hidingbias"] * self.bias_hides
         parts += [f"q{self.q_form.value}"] if self.q_form else []
         parts += [f"k{self.k_form.value}"] if self.k_form else []
         return "_".join(parts + ["f64"] * self.double)
@@ -84,33 +87,45 @@ def mask_function(variant: MaskVariant, opset: int) -> onnx.FunctionProto:
     absorbs any score: uniform), the bias alone (scores), or -inf (NaN; also `zero`, whose rows the body sets by
     `row_ok` [1|B, 1|H, S_q or 1, 1]).
     """
-    b = FunctionBuilder(variant.name, variant.inputs, variant.outputs, doc=_DOC)
+    b = FunctionBuilder(variant.name, variant.inputs, variant.outputs, opset, doc=_DOC)
     to = onnx.TensorProto.DOUBLE if variant.double else onnx.TensorProto.FLOAT
     real = np.float64 if variant.double else np.float32
     sizes = _Sizes(b, variant)
 
     allowed = _allowed(b, variant, sizes)
     bias = _bias(b, variant, sizes, to)
-    if allowed is None:
-        assert bias is not None, "a mask function without a mask, padding or bias"
-        b.returns("Identity", bias, output="mask")
-        return b.build(opset)
+    hidden, lowest = b.const(-np.inf, real), b.const(np.finfo(real).min, real)
 
-    hidden = b.const(-np.inf, real)
-    if variant.empty_rows is not None and variant.empty_rows is not MaskedRow.NAN:
-        zero_rows = variant.empty_rows is MaskedRow.ZERO
-        counted = b.op("Cast", allowed, to=onnx.TensorProto.FLOAT)
-        keys = b.op("ReduceSum", counted, b.ints(-1), keepdims=1, name="keys")
-        if zero_rows:
-            b.returns("Cast", keys, output="row_ok", to=onnx.TensorProto.BOOL)
-        elif variant.empty_rows is MaskedRow.MEAN:
-            some = b.op("Cast", keys, to=onnx.TensorProto.BOOL, name="some")
-            hidden = b.op("Where", some, hidden, b.const(np.finfo(real).min, real), name="hidden")
+    def filled(fill: str) -> str:
+        """The bias (or 0) where the key is allowed, `fill` elsewhere."""
+        if allowed is None:
+            assert bias is not None, "a mask function without a mask, padding or bias"
+            return bias
+        return b.op("Where", allowed, bias or b.const(0, real), fill, name="additive")
+
+    if variant.empty_rows in (None, MaskedRow.NAN):
+        b.returns("Identity", filled(hidden), output="mask")
+    elif variant.bias_hides:
+        additive = filled(hidden)
+        some = b.op("Greater", b.reduce("ReduceMax", additive, -1), hidden, name="some")
+        if variant.empty_rows is MaskedRow.ZERO:
+            b.returns("Identity", some, output="row_ok")
+            b.returns("Identity", additive, output="mask")
         else:
-            none = b.op("Not", b.op("Cast", keys, to=onnx.TensorProto.BOOL, name="some"), name="none")
-            allowed = b.op("Or", allowed, none, name="allowed_or_raw")
-    b.returns("Where", allowed, bias or b.const(0, real), hidden, output="mask")
-    return b.build(opset)
+            b.returns("Where", some, additive, lowest, output="mask")
+    else:
+        assert allowed is not None, "rows can not be empty without a mask or padding"
+        counted = b.op("Cast", allowed, to=onnx.TensorProto.FLOAT)
+        some = b.op("Cast", b.reduce("ReduceSum", counted, -1), to=onnx.TensorProto.BOOL, name="some")
+        if variant.empty_rows is MaskedRow.ZERO:
+            b.returns("Identity", some, output="row_ok")
+            b.returns("Identity", filled(hidden), output="mask")
+        elif variant.empty_rows is MaskedRow.MEAN:
+            b.returns("Identity", filled(b.op("Where", some, hidden, lowest, name="hidden")), output="mask")
+        else:
+            allowed = b.op("Or", allowed, b.op("Not", some, name="none"), name="allowed_or_raw")
+            b.returns("Identity", filled(hidden), output="mask")
+    return b.build()
 
 
 class _Sizes:
