@@ -179,42 +179,33 @@ class _Rewriter:
 
     def _dense_bias(self, root: gs.Graph, match: AttentionMatch, source: gs.Tensor, new: list[gs.Node]) -> gs.Tensor:
         """A run-time bias as [.., .., Sq, Skv] numbers: bool becomes 0 and -inf, missing keys are hidden."""
-        if source.shape is None or source.dtype is None:
+        known_shape = match.bias.shape if source.shape is None else source.shape
+        known_dtype = match.bias.dtype if source.dtype is None else source.dtype
+        if known_shape is None or known_dtype is None:
             raise StofError(f"the bias '{source.name}' has no known shape and type", match.name, "Report this as a bug")
-        tensor, base, shape = source, f"{source.name}/stof_bias", list(source.shape)
-        dtype = np.dtype(match.dtype)
-        if tensor.dtype == np.bool_:
+        base, shape, dtype = f"{source.name}/stof_bias", list(known_shape), np.dtype(match.dtype)
+        tensor = source
+        if known_dtype == np.bool_:
             zero = self._constant(root, "attend", np.zeros((), dtype))
             hidden = self._constant(root, "hide", np.full((), -np.inf, dtype))
-            tensor = self._step(root, new, "Where", [tensor, zero, hidden], f"{base}_where", dtype, shape)
+            tensor = self._step(root, new, "Where", [tensor, zero, hidden], f"{base}_where")
+        else:
+            dtype = np.dtype(known_dtype)
         if len(shape) < 4:
-            axes = np.arange(4 - len(shape), dtype=np.int64)
-            shape = [1] * len(axes) + shape
-            inputs = [tensor, self._constant(root, "axes", axes)]
-            tensor = self._step(root, new, "Unsqueeze", inputs, f"{base}_4d", tensor.dtype, shape)
+            axes = self._constant(root, "axes", np.arange(4 - len(shape), dtype=np.int64))
+            tensor = self._step(root, new, "Unsqueeze", [tensor, axes], f"{base}_4d")
         keys = shape[-1]
         if isinstance(keys, int) and 1 < keys < match.seq_kv:
-            missing = np.array([0] * 7 + [match.seq_kv - keys], np.int64)
-            hidden = self._constant(root, "hide", np.full((), -np.inf, tensor.dtype))
-            inputs = [tensor, self._constant(root, "pads", missing), hidden]
-            tensor = self._step(
-                root, new, "Pad", inputs, f"{base}_padded", tensor.dtype, [*shape[:-1], match.seq_kv], mode="constant"
-            )
+            missing = self._constant(root, "pads", np.array([0] * 7 + [match.seq_kv - keys], np.int64))
+            hidden = self._constant(root, "hide", np.full((), -np.inf, dtype))
+            tensor = self._step(root, new, "Pad", [tensor, missing, hidden], f"{base}_padded", mode="constant")
         return tensor
 
     def _step(
-        self,
-        root: gs.Graph,
-        new: list[gs.Node],
-        op: str,
-        inputs: list[gs.Tensor],
-        name: str,
-        dtype: np.dtype | type | None,
-        shape: list[int | str | None] | None,
-        **attrs: object,
+        self, root: gs.Graph, new: list[gs.Node], op: str, inputs: list[gs.Tensor], name: str, **attrs: object
     ) -> gs.Variable:
         """Adds one standard operator ahead of the node that is being inserted."""
-        output = gs.Variable(self._tensor_name(root, name), dtype, shape)
+        output = gs.Variable(self._tensor_name(root, name))
         self._names(root)[output.name] = output
         new.append(gs.Node(op, self._node_name(f"{output.name}/{op}"), attrs, inputs, [output]))
         return output
@@ -234,11 +225,10 @@ class _Rewriter:
         base = f"{tensor.name}/stof_kv_{kv.kind.value}"
         root = self._root[id(graph)]
         if kv.kind is KvKind.MASK and tensor.dtype != np.bool_:
-            shape = tensor.shape
-            tensor = self._step(root, new, "Cast", [tensor], f"{base}_bool", np.bool_, shape, to=onnx.TensorProto.BOOL)
+            tensor = self._step(root, new, "Cast", [tensor], f"{base}_bool", to=onnx.TensorProto.BOOL)
         if kv.kind is KvKind.MASK and kv.invert:
-            tensor = self._step(root, new, "Not", [tensor], f"{base}_not", np.bool_, tensor.shape)
-        return self._step(root, new, "Cast", [tensor], base, np.int32, tensor.shape, to=onnx.TensorProto.INT32)
+            tensor = self._step(root, new, "Not", [tensor], f"{base}_not")
+        return self._step(root, new, "Cast", [tensor], base, to=onnx.TensorProto.INT32)
 
     def _constant(self, root: gs.Graph, name: str, array: np.ndarray) -> gs.Constant:
         """The initializer with this content, made once for the main graph or function."""

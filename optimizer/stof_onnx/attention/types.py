@@ -68,12 +68,15 @@ class BiasTerm:
     A dense `tensor` may have fewer axes than four (they broadcast from the right), fewer keys than S_kv (the missing
     ones are hidden), and may be bool (True = attend: 0 where True, -inf elsewhere). A key whose bias is -inf is hidden
     like a masked one: a row left without keys by mask, padding and dense bias together yields `masked_row`.
+    `shape` and `dtype` of `tensor` count only where it does not know its own (sizes: the largest).
     """
 
     kind: BiasKind
     array: np.ndarray | None = None
     tensor: gs.Tensor | None = None
     rel_rq: int = 0
+    shape: tuple[int, ...] | None = None
+    dtype: np.dtype | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,88 @@
+"""What every reader of a fused attention operator asks of its node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from stof_onnx.attention.types import Refusal
+from stof_onnx.graph.model import node_label
+
+if TYPE_CHECKING:
+    from stof_onnx.graph.fold import Folder
+    from stof_onnx.graph.model import LoadedModel
+
+
+class Refused(Exception):
+    """Ends the reading of an operator; carries the reason."""
+
+
+@dataclass(frozen=True)
+class FusedSite:
+    """One node with its surroundings. `folder` knows shapes and values at the largest sizes, `others` at others."""
+
+    model: LoadedModel
+    graph: gs.Graph
+    node: gs.Node
+    folder: Folder
+    others: tuple[Folder, ...]
+
+    @property
+    def name(self) -> str:
+        return node_label(self.node)
+
+    def refusal(self, reason: str) -> Refusal:
+        return Refusal(reason, (self.name,), self.name)
+
+    def version(self, domain: str) -> int:
+        """The version of `domain` that this node follows: of its function where it lies in one, else of the model."""
+        imports = self.graph.import_domains if isinstance(self.graph, gs.Function) else None
+        for entry in imports or self.model.proto.opset_import:
+            if entry.domain == domain or (domain == "" and entry.domain == "ai.onnx"):
+                return int(entry.version)
+        return self.model.opset
+
+    def input(self, index: int) -> gs.Tensor | None:
+        """An input, None when it is left out."""
+        if index >= len(self.node.inputs) or self.node.inputs[index].is_empty():
+            return None
+        return self.node.inputs[index]
+
+    def attribute(self, name: str, default: float) -> float:
+        """A number. Raises Refused when the enclosing function's caller sets it."""
+        value = self.node.attrs.get(name, default)
+        if isinstance(value, gs.Node.AttributeRef):
+            raise Refused(f"attribute {name} is set by the caller of the function around the node")
+        return float(value)
+
+    def integer(self, name: str, default: int) -> int:
+        return int(self.attribute(name, default))
+
+    def is_used(self, index: int) -> bool:
+        """Whether an output has a reader or is an output of the graph."""
+        if index >= len(self.node.outputs) or self.node.outputs[index].is_empty():
+            return False
+        tensor = self.node.outputs[index]
+        return bool(tensor.outputs) or any(tensor is out for out in self.graph.outputs)
+
+    def shape(self, tensor: gs.Tensor) -> tuple[int, ...]:
+        """The sizes of a tensor. Raises Refused when they are not known."""
+        shape = self.folder.shape(tensor)
+        if shape is None:
+            raise Refused(f"the shape of '{tensor.name}' is not known: it depends on run-time data")
+        return tuple(shape)
+
+    def is_dynamic(self, tensor: gs.Tensor, axis: int) -> bool:
+        """Whether the size of an axis differs between the sizes that the inputs may have."""
+        size = self.shape(tensor)[axis]
+        shapes = [other.shape(tensor) for other in self.others]
+        return any(shape is None or shape[axis] != size for shape in shapes)
+
+    def dtype(self, tensor: gs.Tensor) -> np.dtype:
+        """The element type of a tensor. Raises Refused when it is not known."""
+        dtype = self.folder.dtype(tensor)
+        if dtype is None:
+            raise Refused(f"the type of '{tensor.name}' is not known")
+        return np.dtype(dtype)
