@@ -1,0 +1,167 @@
+"""The report: what was found, what was replaced, what stopped the rest, and what the comparison measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stof_onnx import __version__
+from stof_onnx.atomic import write_text
+from stof_onnx.attention.types import AttentionMatch, BiasKind, KvKind, MaskedRow, Refusal
+from stof_onnx.graph.model import LoadedModel
+from stof_onnx.mask.encoded import EncodedMask
+from stof_onnx.mask.statistics import MaskStats, statistics
+from stof_onnx.pictures import MaskPicture
+from stof_onnx.verify.result import Verification
+
+_LIBRARIES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "polygraphy", "numpy")
+
+
+@dataclass
+class Site:
+    """One attention that was (or, in `inspect`, would be) replaced. Tile counts are means over heads and batch."""
+
+    name: str
+    mask: str
+    bias: str
+    density: float
+    tiles: dict[str, float] | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    seq_q: int
+    seq_kv: int
+    dynamic_seq: bool
+    dtype: str
+    masked_row: str
+    distinct_masks: int
+    score_bound: float | None
+    notes: list[str]
+    max_abs_err: float | None = None
+
+    @staticmethod
+    def of(match: AttentionMatch) -> Site:
+        """The report's view of a match."""
+        stats = None if match.mask is None else _statistics(match.mask)
+        kinds = ["static"] if stats else []
+        if match.kv_mask.kind is not KvKind.NONE:
+            kinds.append("runtime-padding")
+        empty_rows = bool(stats and stats.rows_without_keys) or match.kv_mask.kind is not KvKind.NONE
+        return Site(
+            name=match.name,
+            mask="+".join(kinds) or "none",
+            bias=BiasKind(match.bias.kind).value,
+            density=stats.density if stats else 1.0,
+            tiles={"full": stats.full, "part": stats.part, "empty": stats.empty} if stats else None,
+            heads=match.num_heads,
+            kv_heads=match.num_kv_heads,
+            head_dim=match.head_dim,
+            v_head_dim=match.v_head_dim,
+            seq_q=match.seq_q,
+            seq_kv=match.seq_kv,
+            dynamic_seq=match.dynamic_seq,
+            dtype=str(match.dtype),
+            masked_row=MaskedRow(match.masked_row).value if empty_rows else "none",
+            distinct_masks=match.mask.n_masks if match.mask else 0,
+            score_bound=None if math.isinf(match.score_bound) else match.score_bound,
+            notes=list(match.notes),
+        )
+
+
+@cache
+def _statistics(mask: EncodedMask) -> MaskStats:
+    return statistics(mask)
+
+
+@dataclass
+class Report:
+    """Filled by the steps of the pipeline, in their order."""
+
+    source: Path
+    output: Path | None = None
+    opset: int = 0
+    source_opset: int = 0
+    sites: list[Site] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    replaced: int = 0
+    verification: Verification | None = None
+    pictures: list[MaskPicture] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> int:
+        """Attention sites in the model."""
+        return len(self.sites) + len(self.refused)
+
+    def add_matches(
+        self, model: LoadedModel, matches: Sequence[AttentionMatch], refusals: Sequence[Refusal]
+    ) -> None:
+        """Notes what the matcher found."""
+        self.opset, self.source_opset = model.opset, model.source_opset
+        self.sites = [Site.of(m) for m in matches]
+        self.refused = list(refusals)
+
+    def add_verification(self, verification: Verification) -> None:
+        """Notes the comparison, and each site's own error."""
+        self.verification = verification
+        for site in self.sites:
+            site.max_abs_err = verification.site_errors.get(site.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values (NaN and infinity as strings, so that it is strict JSON)."""
+        value = {
+            "input": str(self.source),
+            "output": None if self.output is None else str(self.output),
+            "opset": self.opset,
+            "source_opset": self.source_opset,
+            "attention": {
+                "found": self.found,
+                "replaced": self.replaced,
+                "refused": [{"node": r.site, "reason": r.reason, "nodes": list(r.nodes)} for r in self.refused],
+                "sites": [vars(s) for s in self.sites],
+            },
+            "verify": None if self.verification is None else self.verification.to_json(),
+            "notes": self.notes,
+            "timings": {name: round(seconds, 4) for name, seconds in self.timings.items()},
+            "versions": versions(),
+        }
+        strict: dict[str, Any] = _strict(value)
+        return strict
+
+    def write(self, path: Path) -> None:
+        """Writes the report as JSON.
+
+        Raises:
+            StofError: the file can not be written.
+        """
+        write_text(path, json.dumps(self.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that the result depends on."""
+    found = {"stof-onnx": __version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {k: _strict(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(v) for v in value]
+    return value

@@ -1,0 +1,173 @@
+"""Runs both models on the same inputs and judges every output and every attention site."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from stof_onnx.attention.types import AttentionMatch, Layout
+from stof_onnx.errors import StofError
+from stof_onnx.graph.external import is_external
+from stof_onnx.graph.model import LoadedModel
+from stof_onnx.graph.read import read_proto
+from stof_onnx.options import DimRange, OptimizeOptions
+from stof_onnx.verify import judge
+from stof_onnx.verify.reference import Reference
+from stof_onnx.verify.result import OutputError, ScoreBound, Verification
+from stof_onnx.verify.roles import input_roles
+from stof_onnx.verify.samples import Sample, make_samples, visible_keys
+from stof_onnx.verify.session import Runner
+
+_NO_WAY_OUT = "Pass inputs with --load-inputs, sizes with --shape, or --no-verify to write it unverified"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two models: its protobuf and the folder its external data lies in."""
+
+    proto: onnx.ModelProto
+    base_dir: Path
+
+    @staticmethod
+    def read(path: Path) -> Side:
+        """The model in a file."""
+        return Side(read_proto(path), path.parent)
+
+    @property
+    def tensors(self) -> set[str]:
+        """Names that nodes of the main graph compute."""
+        return {o for n in self.proto.graph.node for o in n.output if o}
+
+
+def compare_models(
+    original: Side,
+    optimized: Side,
+    sites: Sequence[SiteProbe],
+    samples: Sequence[Sample],
+    seed: int | None,
+    options: OptimizeOptions,
+) -> Verification:
+    """Compares graph outputs, and each site's output where both models have a tensor of its name.
+
+    Raises:
+        StofError: a model does not run at all (a sample that the original refuses is skipped, and noted).
+    """
+    _same_interface(original.proto, optimized.proto)
+    common = original.tensors & optimized.tensors
+    probes = {s.name: s.output for s in sites if s.output in common}
+    factors = {t for s in sites if np.isfinite(s.score_bound) for t in (s.q, s.k)} & original.tensors
+    first = Runner(original.proto, original.base_dir, [*probes.values(), *factors])
+    second = Runner(optimized.proto, optimized.base_dir, probes.values())
+    reference = Reference(original.proto, original.base_dir, probes.values())
+    result = Verification("whole model", judge.rule(options.atol, options.rtol), seed)
+    names = [o.name for o in original.proto.graph.output]
+    errors: dict[str, OutputError] = {}
+    seen: dict[str, float] = {}
+    for sample in samples:
+        try:
+            want = first.run(sample.feeds)
+        except StofError as error:
+            result.notes.append(f"the original does not run with {sample.what}: {error.what}")
+            continue
+        got = second.run(sample.feeds)
+        result.samples.append(sample.what)
+        high = reference.of(sample.feeds)
+        for name in dict.fromkeys([*names, *probes.values()]):
+            error = errors.setdefault(name, OutputError(name, str(want[name].dtype)))
+            judge.compare(error, want[name], got[name], _tensor_of(high, name), options.atol, options.rtol)
+        for site in sites:
+            if np.isfinite(site.score_bound):
+                bound = site.largest_score(want | sample.feeds)
+                if bound is not None:
+                    seen[site.name] = max(seen.get(site.name, 0.0), bound)
+    if not result.samples:
+        raise StofError(f"can not be verified: {'; '.join(result.notes) or 'no samples'}", "verify", _NO_WAY_OUT)
+    result.outputs = [errors[n] for n in names]
+    result.sites = {site: errors[tensor] for site, tensor in probes.items()}
+    result.score_bounds = [ScoreBound(s.name, s.score_bound, seen[s.name]) for s in sites if s.name in seen]
+    if reference.note:
+        result.notes.append(reference.note)
+    return result
+
+
+def _tensor_of(high: Callable[[], dict[str, np.ndarray] | None], name: str) -> Callable[[], np.ndarray | None]:
+    def tensor() -> np.ndarray | None:
+        outputs = high()
+        return None if outputs is None else outputs.get(name)
+
+    return tensor
+
+
+def _same_interface(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
+    for kind in ("input", "output"):
+        a = [v.name for v in getattr(original.graph, kind)]
+        b = [v.name for v in getattr(optimized.graph, kind)]
+        weights = {t.name for t in (*original.graph.initializer, *optimized.graph.initializer)}
+        if [n for n in a if n not in weights] != [n for n in b if n not in weights]:
+            raise StofError(f"the models have different {kind}s: {a} and {b}", "verify", "Compare a model with its own")
+
+
+@dataclass(frozen=True)
+class SiteProbe:
+    """Where to look at one attention in the original: its output tensor, and Q and K for the bound on its scores."""
+
+    name: str
+    output: str
+    q: str
+    k: str
+    q_layout: Layout
+    k_layout: Layout
+    head_dim: int
+    scale: float
+    score_bound: float
+
+    @staticmethod
+    def of(match: AttentionMatch) -> SiteProbe:
+        """The probe of a match (made before the rewrite renames anything)."""
+        return SiteProbe(
+            match.name,
+            match.output.name,
+            match.q.name,
+            match.k.name,
+            match.q_layout,
+            match.k_layout,
+            match.head_dim,
+            match.scale,
+            match.score_bound,
+        )
+
+    def largest_score(self, tensors: dict[str, np.ndarray]) -> float | None:
+        """An upper bound of |scale * q . k| over these tensors (Cauchy-Schwarz); None where they are not at hand."""
+        if self.q not in tensors or self.k not in tensors:
+            return None
+        return abs(self.scale) * self._largest_norm(tensors[self.q]) * self._largest_norm(tensors[self.k])
+
+    def _largest_norm(self, values: np.ndarray) -> float:
+        rows = values.astype(np.float64).reshape(-1, self.head_dim)
+        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        return float(np.nanmax(norms, initial=0.0))
+
+
+def random_samples(
+    proto: onnx.ModelProto,
+    ranges: dict[str, tuple[DimRange | None, ...]],
+    matches: Sequence[AttentionMatch],
+    options: OptimizeOptions,
+) -> tuple[int, list[Sample]]:
+    """The seed, and input sets that fit `proto`."""
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    paddings = [m.kv_mask.tensor.name for m in matches if m.kv_mask.tensor is not None]
+    keep_rows = visible_keys(matches) if options.assume_no_empty_rows else None
+    roles = input_roles(proto, paddings)
+    rng = np.random.default_rng(seed)
+    return seed, make_samples(roles, ranges, options.samples, keep_rows, rng)
+
+
+def has_external_data(model: LoadedModel) -> bool:
+    """True when the model's main weights lie in other files."""
+    return any(is_external(t) for t in model.proto.graph.initializer)

@@ -1,0 +1,69 @@
+"""ONNX Runtime sessions behind polygraphy's runner; extra tensors can be made outputs, external data stays in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from polygraphy.backend.onnxrt import OnnxrtRunner
+from polygraphy.logger import G_LOGGER
+
+from stof_onnx.errors import StofError
+
+_QUIET = 3  # ONNX Runtime: errors only
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+class Runner:
+    """Runs one model on ONNX Runtime's CPU provider.
+
+    Only semantics-preserving ("basic") graph optimizations are on: a runtime's own attention fusions are not what is
+    being compared.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, base_dir: Path, extra_outputs: Iterable[str] = ()) -> None:
+        """Loads `proto` (external data relative to `base_dir`) with further tensors of its main graph as outputs.
+
+        Raises:
+            StofError: ONNX Runtime refuses the model.
+        """
+        model = onnx.ModelProto()
+        model.CopyFrom(proto)
+        present = {o.name for o in model.graph.output}
+        for name in dict.fromkeys(extra_outputs):
+            if name not in present:
+                model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+        options = ort.SessionOptions()
+        options.log_severity_level = _QUIET
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(base_dir.resolve()))
+        data = model.SerializeToString()
+        del model
+        try:
+            session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises one pybind class for each status
+            raise StofError(f"ONNX Runtime refuses the model ({first_line(error)})") from error
+        self.input_names = [i.name for i in session.get_inputs()]
+        self.output_names = [o.name for o in session.get_outputs()]
+        self._runner = OnnxrtRunner(session)
+
+    def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name (extra outputs included).
+
+        Raises:
+            StofError: the run failed.
+        """
+        try:
+            with G_LOGGER.verbosity(G_LOGGER.CRITICAL), self._runner:
+                outputs = self._runner.infer({n: feeds[n] for n in self.input_names}, check_inputs=False)
+        except Exception as error:
+            raise StofError(f"ONNX Runtime can not run the model ({first_line(error)})") from error
+        return {name: np.array(value) for name, value in outputs.items()}
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an exception's text, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
