@@ -9,56 +9,78 @@ from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import load_model
 from stof_onnx.graph.save import check_target, stage_model
-from stof_onnx.mask.gallery import draw_masks
 from stof_onnx.options import OptimizeOptions
+from stof_onnx.pictures import draw_masks
 from stof_onnx.progress import Progress
 from stof_onnx.report import Report
-from stof_onnx.verify import verify_staged
+from stof_onnx.verify.run import Probes, verify_files, verify_staged
 
 
 def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progress) -> Report:
     """Replaces every provably equal attention of the model at `path` and writes the result to `output`.
 
-    The result is compared with the original first (unless `options.verify` is off) and only written when it passes.
+    The result is compared with the original first (unless `options.verify` is off): a model that fails is not written,
+    and the report says so (`report.failed`).
 
     Raises:
-        StofError: bad input, or (VerificationFailed) the result does not compute what the original does.
+        StofError: bad input, or a comparison that is not possible.
     """
-    report = Report(source=path, output=output)
+    report = Report("optimize", path, output)
     check_target(output, path)
-    with progress.step("load", report):
+    with progress.step("load", report.timings):
         model = load_model(path)
-    with progress.step("shapes", report):
         apply_shapes(model, options.shapes)
-    with progress.step("match", report):
+    with progress.step("match", report.timings):
         matches, refusals = find_attention(model, options)
         report.add_matches(model, matches, refusals)
-    with progress.step("rewrite", report):
-        report.add_replaced(replace_attention(model, matches))
-    with progress.step("save", report):
+        probes = Probes(matches)
+    with progress.step("rewrite", report.timings):
+        report.replaced = len(replace_attention(model, matches))
+    with progress.step("save", report.timings):
         staged = stage_model(model, output)
+    report.notes = model.notes
     with staged:
-        if options.verify:
-            with progress.step("verify", report):
-                report.add_verification(verify_staged(model, staged, matches, options))
-        staged.commit()
+        if options.verify and report.changed:
+            with progress.step("verify", report.timings):
+                report.add_verification(verify_staged(model, probes, staged, options))
+        if not report.failed:
+            staged.commit()
     return report
 
 
 def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
-    """What `optimize` would find in the model at `path`; writes nothing but the mask pictures that were asked for.
+    """What `optimize` would do with the model at `path`; writes nothing but the mask pictures that were asked for.
 
     Raises:
         StofError: bad input.
     """
-    report = Report(source=path)
-    with progress.step("load", report):
+    report = Report("inspect", path)
+    with progress.step("load", report.timings):
         model = load_model(path)
-    with progress.step("shapes", report):
         apply_shapes(model, options.shapes)
-    with progress.step("match", report):
+    with progress.step("match", report.timings):
         matches, refusals = find_attention(model, options)
         report.add_matches(model, matches, refusals)
-    with progress.step("pictures", report):
-        report.add_pictures(draw_masks(matches, options.pictures))
+    report.notes = model.notes
+    with progress.step("pictures", report.timings):
+        report.pictures = draw_masks(matches, options.pictures)
+    return report
+
+
+def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress) -> Report:
+    """Compares the model at `other` with the original at `path`.
+
+    Raises:
+        StofError: bad input, or a comparison that is not possible.
+    """
+    report = Report("verify", path, other)
+    with progress.step("load", report.timings):
+        model = load_model(path)
+        apply_shapes(model, options.shapes)
+    with progress.step("match", report.timings):
+        matches, refusals = find_attention(model, options)
+        report.add_matches(model, matches, refusals)
+    report.notes = model.notes
+    with progress.step("verify", report.timings):
+        report.add_verification(verify_files(model, Probes(matches), other, options))
     return report

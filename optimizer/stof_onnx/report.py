@@ -85,6 +85,7 @@ def _statistics(mask: EncodedMask) -> MaskStats:
 class Report:
     """Filled by the steps of the pipeline, in their order."""
 
+    command: str
     source: Path
     output: Path | None = None
     opset: int = 0
@@ -102,9 +103,17 @@ class Report:
         """Attention sites in the model."""
         return len(self.sites) + len(self.refused)
 
-    def add_matches(
-        self, model: LoadedModel, matches: Sequence[AttentionMatch], refusals: Sequence[Refusal]
-    ) -> None:
+    @property
+    def changed(self) -> bool:
+        """False when the optimized model is the original, byte for byte of every tensor and node."""
+        return bool(self.replaced) or self.opset != self.source_opset
+
+    @property
+    def failed(self) -> bool:
+        """True when the comparison was made and failed."""
+        return self.verification is not None and not self.verification.passed
+
+    def add_matches(self, model: LoadedModel, matches: Sequence[AttentionMatch], refusals: Sequence[Refusal]) -> None:
         """Notes what the matcher found."""
         self.opset, self.source_opset = model.opset, model.source_opset
         self.sites = [Site.of(m) for m in matches]
@@ -119,6 +128,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report as plain values (NaN and infinity as strings, so that it is strict JSON)."""
         value = {
+            "command": self.command,
             "input": str(self.source),
             "output": None if self.output is None else str(self.output),
             "opset": self.opset,

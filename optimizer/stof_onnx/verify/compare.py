@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +9,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from stof_onnx.attention.types import AttentionMatch, Layout
+from stof_onnx.attention.types import AttentionMatch
 from stof_onnx.errors import StofError
-from stof_onnx.graph.external import is_external
-from stof_onnx.graph.model import LoadedModel
 from stof_onnx.graph.read import read_proto
-from stof_onnx.options import DimRange, OptimizeOptions
+from stof_onnx.options import OptimizeOptions
 from stof_onnx.verify import judge
 from stof_onnx.verify.reference import Reference
 from stof_onnx.verify.result import OutputError, ScoreBound, Verification
-from stof_onnx.verify.roles import input_roles
-from stof_onnx.verify.samples import Sample, make_samples, visible_keys
+from stof_onnx.verify.samples import Sample
 from stof_onnx.verify.session import Runner
 
 _NO_WAY_OUT = "Pass inputs with --load-inputs, sizes with --shape, or --no-verify to write it unverified"
@@ -42,6 +38,49 @@ class Side:
     def tensors(self) -> set[str]:
         """Names that nodes of the main graph compute."""
         return {o for n in self.proto.graph.node for o in n.output if o}
+
+
+@dataclass(frozen=True)
+class SiteProbe:
+    """Where to look at one attention in the original: its output tensor, and Q and K for the bound on its scores."""
+
+    name: str
+    output: str
+    q: str
+    k: str
+    head_dim: int
+    num_heads: int
+    seq_q: int
+    seq_kv: int
+    scale: float
+    score_bound: float
+
+    @staticmethod
+    def of(match: AttentionMatch) -> SiteProbe:
+        """The probe of a match (made before the rewrite renames anything)."""
+        return SiteProbe(
+            match.name,
+            match.output.name,
+            match.q.name,
+            match.k.name,
+            match.head_dim,
+            match.num_heads,
+            match.seq_q,
+            match.seq_kv,
+            match.scale,
+            match.score_bound,
+        )
+
+    def largest_score(self, tensors: dict[str, np.ndarray]) -> float | None:
+        """An upper bound of |scale * q . k| over these tensors (Cauchy-Schwarz); None where they are not at hand."""
+        if self.q not in tensors or self.k not in tensors:
+            return None
+        return abs(self.scale) * self._largest_norm(tensors[self.q]) * self._largest_norm(tensors[self.k])
+
+    def _largest_norm(self, values: np.ndarray) -> float:
+        rows = values.astype(np.float64).reshape(-1, self.head_dim)
+        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        return float(np.nanmax(norms, initial=0.0))
 
 
 def compare_models(
@@ -110,64 +149,3 @@ def _same_interface(original: onnx.ModelProto, optimized: onnx.ModelProto) -> No
         weights = {t.name for t in (*original.graph.initializer, *optimized.graph.initializer)}
         if [n for n in a if n not in weights] != [n for n in b if n not in weights]:
             raise StofError(f"the models have different {kind}s: {a} and {b}", "verify", "Compare a model with its own")
-
-
-@dataclass(frozen=True)
-class SiteProbe:
-    """Where to look at one attention in the original: its output tensor, and Q and K for the bound on its scores."""
-
-    name: str
-    output: str
-    q: str
-    k: str
-    q_layout: Layout
-    k_layout: Layout
-    head_dim: int
-    scale: float
-    score_bound: float
-
-    @staticmethod
-    def of(match: AttentionMatch) -> SiteProbe:
-        """The probe of a match (made before the rewrite renames anything)."""
-        return SiteProbe(
-            match.name,
-            match.output.name,
-            match.q.name,
-            match.k.name,
-            match.q_layout,
-            match.k_layout,
-            match.head_dim,
-            match.scale,
-            match.score_bound,
-        )
-
-    def largest_score(self, tensors: dict[str, np.ndarray]) -> float | None:
-        """An upper bound of |scale * q . k| over these tensors (Cauchy-Schwarz); None where they are not at hand."""
-        if self.q not in tensors or self.k not in tensors:
-            return None
-        return abs(self.scale) * self._largest_norm(tensors[self.q]) * self._largest_norm(tensors[self.k])
-
-    def _largest_norm(self, values: np.ndarray) -> float:
-        rows = values.astype(np.float64).reshape(-1, self.head_dim)
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-        return float(np.nanmax(norms, initial=0.0))
-
-
-def random_samples(
-    proto: onnx.ModelProto,
-    ranges: dict[str, tuple[DimRange | None, ...]],
-    matches: Sequence[AttentionMatch],
-    options: OptimizeOptions,
-) -> tuple[int, list[Sample]]:
-    """The seed, and input sets that fit `proto`."""
-    seed = secrets.randbits(32) if options.seed is None else options.seed
-    paddings = [m.kv_mask.tensor.name for m in matches if m.kv_mask.tensor is not None]
-    keep_rows = visible_keys(matches) if options.assume_no_empty_rows else None
-    roles = input_roles(proto, paddings)
-    rng = np.random.default_rng(seed)
-    return seed, make_samples(roles, ranges, options.samples, keep_rows, rng)
-
-
-def has_external_data(model: LoadedModel) -> bool:
-    """True when the model's main weights lie in other files."""
-    return any(is_external(t) for t in model.proto.graph.initializer)

@@ -55,9 +55,7 @@ def input_roles(proto: onnx.ModelProto, paddings: Iterable[str] = ()) -> list[In
             continue
         tensor_type = value_info.type.tensor_type
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type)
-        dims = tuple(
-            d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor_type.shape.dim
-        )
+        dims = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor_type.shape.dim)
         limit = limits.get(name, 0)
         is_integer = dtype.kind in "iu"
         if "position" in name and is_integer:

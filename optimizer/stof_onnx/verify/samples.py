@@ -155,9 +155,7 @@ def _fill(
     return np.where(allowed, 0.0, -1e4).astype(role.dtype)
 
 
-def _padding(
-    shape: tuple[int, ...], kind: str, keep_rows: VisibleKeys | None, rng: np.random.Generator
-) -> np.ndarray:
+def _padding(shape: tuple[int, ...], kind: str, keep_rows: VisibleKeys | None, rng: np.random.Generator) -> np.ndarray:
     """1 where a key may be attended, [batch, keys]; every entry keeps at least one key unless `kind` says otherwise."""
     out = np.ones(shape, np.int64)
     if out.ndim == 0 or out.size == 0 or kind == "no padding":

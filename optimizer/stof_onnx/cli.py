@@ -1,0 +1,191 @@
+"""Argument parsing only; each command is one function elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from stof_onnx import __version__
+from stof_onnx.errors import StofError
+from stof_onnx.options import OptimizeOptions, parse_shapes
+
+_EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a problem (one message on stderr)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code. STOF_DEBUG=1 shows tracebacks."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["export"]:
+            return _export(arguments[1:])
+        return _run(_parser().parse_args(arguments))
+    except StofError as error:
+        return _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except Exception as error:
+        return _complain(f"internal error: {type(error).__name__}: {error}. STOF_DEBUG=1 shows where", 2)
+
+
+def _complain(message: str, code: int) -> int:
+    if os.environ.get("STOF_DEBUG") == "1":
+        traceback.print_exc()
+    print(f"stof-onnx: {message}", file=sys.stderr)
+    return code
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from stof_onnx import pipeline
+    from stof_onnx.progress import Progress
+    from stof_onnx.summary import print_report
+
+    options = OptimizeOptions(
+        shapes=parse_shapes(arguments.shape),
+        assume_no_empty_rows=arguments.assume_no_empty_rows,
+        verify=not getattr(arguments, "no_verify", False),
+        samples=getattr(arguments, "samples", OptimizeOptions.samples),
+        atol=getattr(arguments, "atol", None),
+        rtol=getattr(arguments, "rtol", None),
+        seed=getattr(arguments, "seed", None),
+        load_inputs=getattr(arguments, "load_inputs", None),
+        memory_limit=getattr(arguments, "memory_limit", None),
+        pictures=getattr(arguments, "pictures", None),
+        report=arguments.report,
+    )
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    progress = Progress(Console(stderr=True))
+    if arguments.command == "optimize":
+        output = arguments.output or arguments.model.with_suffix(".stof.onnx")
+        report = pipeline.optimize(arguments.model, output, options, progress)
+    elif arguments.command == "inspect":
+        report = pipeline.inspect(arguments.model, options, progress)
+    else:
+        report = pipeline.verify(arguments.model, arguments.optimized, options, progress)
+    if options.report is not None:
+        report.write(options.report)
+    print_report(report, console)
+    return 1 if report.failed else 0
+
+
+def _export(arguments: list[str]) -> int:
+    """Hands over to the exporters of `models/`, which need torch and transformers."""
+    try:
+        exporters = import_module("stof_models.cli")
+    except ImportError as error:
+        advice = "pip install 'stof-onnx[models]'"
+        raise StofError(f"exporting models needs {error.name or error}", "export", advice) from error
+    return int(exporters.main(arguments) or 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stof-onnx",
+        description="Fast masked attention in deployed ONNX models: finds each masked attention, works out its mask "
+        "offline and replaces the pattern by one node that is portable ONNX.",
+        epilog=_EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"stof-onnx {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "optimize",
+        help="replace masked attentions and write the portable ONNX file",
+        description="Replaces every attention that is provably equal to a StofAttention node, compares the result with "
+        "the original on ONNX Runtime, and writes it. A result that fails the comparison is not written. With nothing "
+        "to replace the output is the same model.",
+        epilog=_EXIT_CODES,
+    )
+    command.add_argument("model", type=Path, help="the ONNX model")
+    command.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="where to write (default: MODEL.stof.onnx beside the model)"
+    )
+    command.add_argument("--no-verify", action="store_true", help="write without comparing")
+    _common(command)
+    _comparison(command)
+
+    command = commands.add_parser(
+        "inspect",
+        help="show what optimize would do, with a picture of each distinct mask",
+        description="Shows every attention, its mask and what stops a replacement. Writes nothing but pictures.",
+        epilog=_EXIT_CODES,
+    )
+    command.add_argument("model", type=Path, help="the ONNX model")
+    command.add_argument("--pictures", type=Path, metavar="DIR", help="also write each distinct mask as PNG to DIR")
+    _common(command)
+
+    command = commands.add_parser(
+        "verify",
+        help="compare an optimized model with its original on ONNX Runtime",
+        description="Runs both models on the same random inputs (padded ones included) and compares every output.",
+        epilog=_EXIT_CODES,
+    )
+    command.add_argument("model", type=Path, help="the original")
+    command.add_argument("optimized", type=Path, help="the model to compare with it")
+    _common(command)
+    _comparison(command)
+
+    commands.add_parser(
+        "export", help="export a real architecture with a mask from the zoo (needs torch)", add_help=False
+    )
+    return parser
+
+
+def _common(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME:DIMS",
+        help="shape of a dynamic input, as 1x128; MIN:MAX or MIN:OPT:MAX give a range (repeat for each input)",
+    )
+    command.add_argument(
+        "--assume-no-empty-rows",
+        action="store_true",
+        help="run-time padding never hides every key of a query: allows replacements that are otherwise refused",
+    )
+    command.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
+
+
+def _comparison(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("comparison")
+    group.add_argument(
+        "--samples",
+        type=_positive,
+        default=OptimizeOptions.samples,
+        metavar="N",
+        help="random input sets (%(default)s)",
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="of the random inputs (default: a fresh one, reported)")
+    group.add_argument("--atol", type=float, metavar="X", help="absolute tolerance instead of the default rule")
+    group.add_argument("--rtol", type=float, metavar="X", help="relative tolerance instead of the default rule")
+    group.add_argument("--load-inputs", type=Path, metavar="FILE", help="polygraphy JSON with inputs to compare on")
+    group.add_argument(
+        "--memory-limit", type=_size, metavar="BYTES", help="memory to use, e.g. 8G (default: 60%% of what is free)"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _size(text: str) -> int:
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    shift = units.get(text[-1:].upper(), 0)
+    try:
+        return int(float(text[:-1] if shift else text) * (1 << shift))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a size: {text}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The two uses of the comparison: a model that is about to be written, and two files."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import psutil
+from polygraphy.json import load_json
+
+from stof_onnx.attention.types import AttentionMatch
+from stof_onnx.errors import StofError
+from stof_onnx.graph import repair
+from stof_onnx.graph.model import LoadedModel
+from stof_onnx.graph.read import read_proto
+from stof_onnx.graph.save import StagedModel
+from stof_onnx.options import DimRange, OptimizeOptions
+from stof_onnx.verify.compare import Side, SiteProbe, compare_models
+from stof_onnx.verify.memory import estimate
+from stof_onnx.verify.result import Verification
+from stof_onnx.verify.roles import input_roles
+from stof_onnx.verify.samples import Sample, make_samples, visible_keys
+
+_SHARE_OF_FREE_MEMORY = 0.6
+
+
+class Probes:
+    """What has to be remembered of the matches before the rewrite edits the graph they point into."""
+
+    def __init__(self, matches: Sequence[AttentionMatch]) -> None:
+        self.sites = [SiteProbe.of(m) for m in matches]
+        self.paddings = [m.kv_mask.tensor.name for m in matches if m.kv_mask.tensor is not None]
+        self.visible = visible_keys(matches)
+
+
+def verify_staged(model: LoadedModel, probes: Probes, staged: StagedModel, options: OptimizeOptions) -> Verification:
+    """Compares the file that `model` came from with the staged result.
+
+    Raises:
+        StofError: the comparison is not possible.
+    """
+    original = model.proto
+    if model.source_opset != model.opset:  # against the file itself, not against our conversion of it
+        original = read_proto(model.path)
+        repair.make_valid(original, model.path)
+    return _verify(Side(original, model.base_dir), Side.read(staged.path), probes, model.input_ranges, options)
+
+
+def verify_files(model: LoadedModel, probes: Probes, optimized: Path, options: OptimizeOptions) -> Verification:
+    """Compares a loaded original with the model in another file.
+
+    Raises:
+        StofError: the comparison is not possible.
+    """
+    other = Side.read(optimized)
+    return _verify(Side(model.proto, model.base_dir), other, probes, model.input_ranges, options)
+
+
+def _verify(
+    original: Side,
+    optimized: Side,
+    probes: Probes,
+    ranges: Mapping[str, tuple[DimRange | None, ...]],
+    options: OptimizeOptions,
+) -> Verification:
+    if options.load_inputs is not None:
+        seed, samples = None, _loaded_samples(options.load_inputs, original.proto)
+    else:
+        seed = secrets.randbits(32) if options.seed is None else options.seed
+        roles = input_roles(original.proto, probes.paddings)
+        keep_rows = probes.visible if options.assume_no_empty_rows else None
+        samples = make_samples(roles, ranges, options.samples, keep_rows, np.random.default_rng(seed))
+    need = estimate(original.proto, probes.sites, samples)
+    limit = options.memory_limit or int(psutil.virtual_memory().available * _SHARE_OF_FREE_MEMORY)
+    if need > limit:
+        what = f"needs about {need >> 20} MiB, more than the {limit >> 20} MiB it may take"
+        raise StofError(what, "verify", "Give smaller sizes with --shape, raise --memory-limit, or pass --no-verify")
+    return compare_models(original, optimized, probes.sites, samples, seed, options)
+
+
+def _loaded_samples(path: Path, proto: onnx.ModelProto) -> list[Sample]:
+    """The input sets of a polygraphy JSON file (as `polygraphy run --save-inputs` writes it)."""
+    try:
+        loaded = load_json(str(path))
+    except Exception as error:  # polygraphy raises several types
+        raise StofError(f"not a polygraphy JSON file ({error})", str(path), "Make it with --save-inputs") from error
+    sets = loaded if isinstance(loaded, list) else [loaded]
+    given = {t.name for t in proto.graph.initializer}
+    wanted = [i.name for i in proto.graph.input if i.name not in given]
+    samples = []
+    for number, feeds in enumerate(sets):
+        if not isinstance(feeds, Mapping) or any(name not in feeds for name in wanted):
+            raise StofError(f"set {number} does not hold the inputs {wanted}", str(path), "Make it for this model")
+        samples.append(Sample(f"{path.name}[{number}]", {n: np.asarray(feeds[n]) for n in wanted}))
+    return samples
