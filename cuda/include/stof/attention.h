@@ -14,8 +14,9 @@ enum class MaskedRow : int32_t { kZero = 0, kMean = 1, kScores = 2, kNan = 3 };
 // How fp32 tensors are multiplied. Tensor cores round to tf32 only when asked for.
 enum class F32Math : int32_t { kFfma = 0, kTf32x3 = 1, kTf32 = 2 };
 // Order of a part tile's bits. kTiles: one uint64 per 8x8 inner tile, [tile_m/8][tile_n/8], element (r, c) is bit 8r + c.
-// kFragments (made by lowering, same bytes): uint16 [tile_m/16][32 lanes][tile_n/32]; bit 4j + 2i + e of lane l is element
-// (row 16m + 8i + l/4, column 32n + 8j + 2(l%4) + e), the accumulator order of mma and wgmma: one coalesced load a band.
+// kFragments (made by lowering, same bytes): uint32 [tile_m/16][tile_n/64][32 lanes]; bit 4j + 2i + e of lane l is element
+// (row 8i + l/4, column 8j + 2(l%4) + e) of the 16x64 band, the accumulator order of mma and wgmma: one coalesced load a
+// band. With tile_n = 32, uint16 [tile_m/16][32].
 enum class BitmapOrder : int32_t { kTiles = 0, kFragments = 1 };
 enum class Kernel : int32_t { kRowWise = 0, kBlockSm80 = 1, kBlockSm90 = 2 };
 

@@ -1,0 +1,277 @@
+// Block-wise forward attention, sm_80 and later: one block owns kRows query rows of one head, walks the row tile's list
+// of non-empty column tiles with an online softmax, and never touches an empty tile.
+//   - K and V of the next list entries are in flight (cp.async, kStages deep) while this one is computed.
+//   - Full tiles meet no bitmap test; part tiles apply two bits a lane per 8x8, held in a register per band.
+//   - A warp skips the column tiles whose bits are all zero in its own rows.
+// Two forms of one kernel. Exact: the mask's tile is the kernel's tile, no score modifiers: the hot path. General: any mask
+// tile that is a multiple of the kernel's, bias, softcap, run-time key masks, every masked_row, any scale.
+#pragma once
+#include "bitmap.cuh"
+#include "epilogue.cuh"
+#include "schedule.cuh"
+#include "score_mod.cuh"
+#include "smem_tile.cuh"
+#include "softmax.cuh"
+#include "tile_list.cuh"
+
+namespace stof {
+
+template <typename Engine_, int kDim_, int kBands_, int kCols_, int kWarps_, int kStages_, int kMinBlocks_, bool kGeneral_>
+struct BlockTraits {
+  using Engine = Engine_;
+  using T = typename Engine::T;
+  static constexpr int kDim = kDim_, kBands = kBands_, kCols = kCols_, kWarps = kWarps_, kStages = kStages_;
+  static constexpr int kMinBlocks = kMinBlocks_;
+  static constexpr bool kGeneral = kGeneral_;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRows = 16 * kBands * kWarps;
+  static constexpr int kBlocks8 = kCols / 8, kOut8 = kDim / 8;
+  using QTile = SmemTile<T, kRows, kDim>;
+  using KvTile = SmemTile<T, kCols, kDim>;
+  static constexpr int kSharedBytes = QTile::kBytes + 2 * kStages * KvTile::kBytes;
+};
+
+// The column tiles a kernel row visits, in kernel columns. In the general form each entry of the mask's list stands for
+// several kernel tiles, and a dense pass visits every column whatever the mask says.
+template <class Traits>
+struct Walk {
+  TileList list;
+  int count, full;     // kernel tiles; those below `full` need no bitmap
+  int sub_shift;       // log2 of kernel columns per mask tile column
+  bool dense;
+
+  __device__ Walk(const TileList& l, int shift) : list(l), sub_shift(shift), dense(false) {
+    count = l.count() << shift;
+    full = l.full << shift;
+  }
+  __device__ void make_dense(int tiles) { count = full = tiles, dense = true; }
+  __device__ int column(const MaskView& m, int i) const {
+    if constexpr (!Traits::kGeneral) return list.column(m, i);
+    if (dense) return i;
+    return (list.column(m, i >> sub_shift) << sub_shift) + (i & ((1 << sub_shift) - 1));
+  }
+};
+
+template <class Traits>
+__global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_attention(
+    const __grid_constant__ AttentionParams p, const __grid_constant__ Schedule schedule) {
+  using T = typename Traits::T;
+  using QTile = typename Traits::QTile;
+  using KvTile = typename Traits::KvTile;
+  constexpr int kBands = Traits::kBands, kCols = Traits::kCols, kStages = Traits::kStages;
+  constexpr int kBlocks8 = Traits::kBlocks8, kOut8 = Traits::kOut8;
+  extern __shared__ __align__(128) char shared[];
+  char* const q_shared = shared;
+  char* const k_shared = shared + QTile::kBytes;
+  char* const v_shared = k_shared + kStages * KvTile::kBytes;
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const WorkItem item = work_item(schedule, p.heads, blockIdx.x);
+  const int mask = mask_of(p.mask, item.b, item.h);
+
+  // Kernel rows of one mask row tile follow each other in the order.
+  int sub_m = 0, sub_shift = 0, order = item.order;
+  if constexpr (Traits::kGeneral) {
+    const int per_tile = p.mask.tile_m / Traits::kRows;
+    sub_m = order % per_tile;
+    order /= per_tile;
+    sub_shift = 31 - __clz(p.mask.tile_n / kCols);
+  }
+  const int mask_row = ordered_row(p.mask, mask, order);
+  const int first_row = mask_row * (Traits::kGeneral ? p.mask.tile_m : Traits::kRows) + sub_m * Traits::kRows;
+  if (first_row >= p.seq_q) return;
+
+  const T* const q = static_cast<const T*>(p.q.ptr) + item.b * p.q.stride_b + item.h * p.q.stride_h;
+  const int kv_head = item.h / (p.heads / p.kv_heads);
+  const T* const k = static_cast<const T*>(p.k.ptr) + item.b * p.k.stride_b + kv_head * p.k.stride_h;
+  const T* const v = static_cast<const T*>(p.v.ptr) + item.b * p.v.stride_b + kv_head * p.v.stride_h;
+
+  QTile::template load<Traits::kThreads>(smem_address(q_shared), q, p.q.stride_s, first_row, p.seq_q, p.dim, threadIdx.x);
+
+  int limit = key_limit(p, item.b);
+  const int tile_n = Traits::kGeneral ? p.mask.tile_n : kCols;
+  Walk<Traits> walk(TileList(p.mask, mask, mask_row, (limit + tile_n - 1) / tile_n), sub_shift);
+  int begin = 0;
+  if (item.splits > 1) {
+    const int total = walk.count;
+    begin = static_cast<int>(static_cast<int64_t>(total) * item.split / item.splits);
+    walk.count = static_cast<int>(static_cast<int64_t>(total) * (item.split + 1) / item.splits);
+  }
+
+  typename Traits::Engine engine(q_shared, warp, lane, p.f32_math == F32Math::kTf32x3);
+  const float log2_scale = Traits::kGeneral ? 1.f : p.scale * kLog2e;
+  const ScoreModifier<T> modifier(p, item.b, item.h);
+  float o[kBands][kOut8][4];
+  RowState state[kBands][2];
+  bool filled[2];  // general: rows done in the first pass
+
+  for (int pass = 0;; ++pass) {
+#pragma unroll
+    for (int band = 0; band < kBands; ++band) {
+      state[band][0] = state[band][1] = RowState();
+#pragma unroll
+      for (int d = 0; d < kOut8; ++d) o[band][d][0] = o[band][d][1] = o[band][d][2] = o[band][d][3] = 0.f;
+    }
+
+    // Invariant at the head of step i: columns[x] is the column of entry i + x; the loads of entries below i + kStages - 1
+    // are committed, one group an entry (the first also holds Q).
+    auto column_of = [&](int i) { return i < walk.count ? walk.column(p.mask, i) : 0; };
+    auto load = [&](int i, int column) {
+      if (i < walk.count) {
+        const int slot = (i - begin) % kStages * KvTile::kBytes;
+        KvTile::template load<Traits::kThreads>(smem_address(k_shared) + slot, k, p.k.stride_s, column * kCols, limit, p.dim,
+                                                threadIdx.x);
+        KvTile::template load<Traits::kThreads>(smem_address(v_shared) + slot, v, p.v.stride_s, column * kCols, limit, p.v_dim,
+                                                threadIdx.x);
+      }
+      cp_async_commit();
+    };
+    constexpr int kAhead = kStages - 1;
+    int columns[kStages + 1];
+#pragma unroll
+    for (int x = 0; x <= kStages; ++x) columns[x] = column_of(begin + x);
+#pragma unroll
+    for (int x = 0; x < kAhead; ++x) load(begin + x, columns[x]);
+
+    BandBits<kCols> bits[kBands];
+    auto load_bits = [&](int i) {
+      if (i >= walk.full && i < walk.count) {
+        const int part = i - walk.full;
+#pragma unroll
+        for (int band = 0; band < kBands; ++band) {
+          if constexpr (Traits::kGeneral) {
+            bits[band].word[0] =
+                fragment_bits16(p.mask, walk.list.part_first + (part >> sub_shift), sub_m * (Traits::kRows / 16) + warp,
+                                part & ((1 << sub_shift) - 1), lane);
+          } else {
+            bits[band].load(p.mask, walk.list.part_first + part, warp * kBands + band, lane);
+          }
+        }
+      }
+    };
+    load_bits(begin);
+    if (walk.count <= begin) {  // Q's load is still in flight, and its place is written below
+      cp_async_wait<0>();
+      __syncthreads();
+    }
+
+    for (int i = begin; i < walk.count; ++i) {
+      if constexpr (kStages == 1) {
+        __syncthreads();
+        load(i, columns[0]);
+        cp_async_wait<0>();
+        __syncthreads();
+      } else {
+        cp_async_wait<kStages - 2>();
+        __syncthreads();
+        load(i + kAhead, columns[kAhead]);
+      }
+      if (i == begin) engine.load_q();
+      const int column = columns[0];
+#pragma unroll
+      for (int x = 0; x < kStages; ++x) columns[x] = columns[x + 1];
+      columns[kStages] = column_of(i + kStages + 1);
+
+      bool masked = i >= walk.full;
+      if (masked) {
+        bool any = false, every = true;
+#pragma unroll
+        for (int band = 0; band < kBands; ++band) {
+          any |= bits[band].any();
+          every &= bits[band].every();
+        }
+        if (!__any_sync(~0u, any)) {
+          load_bits(i + 1);
+          continue;
+        }
+        masked = !__all_sync(~0u, every);
+      }
+
+      const int slot = (i - begin) % kStages * KvTile::kBytes;
+      float s[kBands][kBlocks8][4];
+      engine.scores(s, k_shared + slot);
+
+      const int first_key = column * kCols;
+      if constexpr (Traits::kGeneral) {
+        const int row = first_row + warp * 16 + lane / 4;
+        const bool uniform = pass == 1 && p.masked_row == MaskedRow::kMean;
+#pragma unroll
+        for (int j = 0; j < kBlocks8; ++j) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int key = first_key + 8 * j + 2 * (lane % 4) + c % 2;
+            float x = uniform ? 0.f : modifier.score(p, s[0][j][c], row + 8 * (c / 2), key);
+            if (x == -INFINITY) x = kLowest;
+            if (pass == 0 && !modifier.attends(p, key)) x = -INFINITY;
+            s[0][j][c] = x;
+          }
+        }
+      }
+      if (masked) {
+#pragma unroll
+        for (int band = 0; band < kBands; ++band)
+#pragma unroll
+          for (int j = 0; j < kBlocks8; ++j)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) s[band][j][c] = bits[band].allowed(j, c) ? s[band][j][c] : -INFINITY;
+      }
+      load_bits(i + 1);
+      if (static_cast<unsigned>(first_key) + kCols > static_cast<unsigned>(limit)) {
+        const unsigned key = first_key + 2 * (lane % 4);
+#pragma unroll
+        for (int band = 0; band < kBands; ++band)
+#pragma unroll
+          for (int j = 0; j < kBlocks8; ++j)
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+              if (key + 8 * j + c % 2 >= static_cast<unsigned>(limit)) s[band][j][c] = -INFINITY;
+      }
+#pragma unroll
+      for (int band = 0; band < kBands; ++band) online_softmax(s[band], o[band], state[band], log2_scale);
+      engine.accumulate(o, s, v_shared + slot);
+    }
+
+#pragma unroll
+    for (int band = 0; band < kBands; ++band) {
+      state[band][0].sum = quad_sum(state[band][0].sum);
+      state[band][1].sum = quad_sum(state[band][1].sum);
+    }
+
+    if (item.splits > 1) {
+#pragma unroll
+      for (int band = 0; band < kBands; ++band)
+        store_partial(p, Traits::kRows, item.slot, (warp * kBands + band) * 16 + lane / 4, lane, o[band], state[band], log2_scale);
+      return;
+    }
+    T* const out = static_cast<T*>(p.o.ptr) + item.b * p.o.stride_b + item.h * p.o.stride_h;
+    const float unseen = p.masked_row == MaskedRow::kNan ? NAN : 0.f;
+#pragma unroll
+    for (int band = 0; band < kBands; ++band) {
+      normalise(o[band], 0, state[band][0], unseen);
+      normalise(o[band], 1, state[band][1], unseen);
+    }
+    if constexpr (!Traits::kGeneral) {
+      store_staged<T, QTile>(out, p.o.stride_s, first_row, p.seq_q, p.v_dim, q_shared, o, warp, lane);
+      return;
+    } else {
+      const bool second = p.masked_row == MaskedRow::kMean || p.masked_row == MaskedRow::kScores;
+      bool left = false;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = first_row + warp * 16 + lane / 4 + 8 * i;
+        const bool seen = state[0][i].sum != 0.f;
+        if (pass == 0) filled[i] = seen || !second;
+        // Scores that are all -inf are not a masked row: their softmax is NaN.
+        if (state[0][i].max == kLowest) normalise(o[0], i, RowState(), NAN);
+        if (row < p.seq_q && (pass == 0 ? filled[i] : !filled[i]))
+          store_row_pairs(out + static_cast<int64_t>(row) * p.o.stride_s, o[0], i, lane, p.v_dim);
+        left |= row < p.seq_q && !filled[i];
+      }
+      if (pass == 1 || !__syncthreads_or(left)) return;
+      limit = p.seq_kv;
+      walk.make_dense((limit + kCols - 1) / kCols);
+    }
+  }
+}
+
+}  // namespace stof

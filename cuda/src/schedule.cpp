@@ -1,0 +1,35 @@
+// Grid order and workspace sizes: pure arithmetic on the parameters.
+#include "schedule.cuh"
+
+#include <algorithm>
+
+namespace stof {
+namespace {
+
+// K and V of the heads that run side by side should stay in L2 together with what streams past: well under the 40-60 MB of
+// data-centre GPUs. Smaller caches then still hold the keys that neighbouring rows share.
+constexpr int64_t kL2Budget = int64_t{16} << 20;
+
+}  // namespace
+
+Schedule make_schedule(const AttentionParams& p, int rows_per_tile) {
+  Schedule s{};
+  s.batch_heads = p.batch * p.heads;
+  const int64_t element = p.dtype == DType::kF32 ? 4 : 2;
+  const int64_t kv_bytes = std::max<int64_t>(1, int64_t{p.seq_kv} * (p.dim + p.v_dim) * element);
+  const int64_t query_heads = std::max<int64_t>(1, kL2Budget / kv_bytes) * (p.heads / p.kv_heads);
+  s.group = static_cast<int32_t>(std::min<int64_t>(query_heads, s.batch_heads));
+  s.orders = p.mask.rows * rows_per_tile;
+  s.splits = std::max(1, p.splits);
+  const bool all = p.mask.split_rows <= 0 || p.mask.split_rows >= p.mask.rows;
+  s.split_orders = s.splits == 1 ? 0 : (all ? p.mask.rows : p.mask.split_rows) * rows_per_tile;
+  s.items = s.orders - s.split_orders + s.split_orders * s.splits;
+  return s;
+}
+
+size_t split_workspace_bytes(const AttentionParams& p, int kernel_rows) {
+  const Schedule s = make_schedule(p, p.mask.tile_m / kernel_rows);
+  return size_t{4} * s.batch_heads * s.split_orders * (s.splits == 1 ? 0 : s.splits) * kernel_rows * (p.v_dim + 2);
+}
+
+}  // namespace stof
