@@ -8,7 +8,8 @@
 #pragma once
 #include "bitmap.cuh"
 #include "epilogue.cuh"
-#include "schedule.cuh"
+#include "schedule.h"
+#include "work_item.cuh"
 #include "score_mod.cuh"
 #include "smem_tile.cuh"
 #include "softmax.cuh"

@@ -1,7 +1,7 @@
 // From accumulators to memory: whole rows through shared memory, single pairs, or unnormalised partial results of a split.
 #pragma once
 #include "dtype.cuh"
-#include "schedule.cuh"
+#include "schedule.h"
 #include "smem_tile.cuh"
 #include "softmax.cuh"
 

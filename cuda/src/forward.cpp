@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "instances.h"
-#include "schedule.cuh"
+#include "schedule.h"
 #ifdef STOF_HAVE_SM90
 #include "attention_sm90.h"
 #endif

@@ -1,5 +1,5 @@
 // Grid order and workspace sizes: pure arithmetic on the parameters.
-#include "schedule.cuh"
+#include "schedule.h"
 
 #include <algorithm>
 

@@ -1,0 +1,24 @@
+// How the work is cut into blocks. Blocks run longest row first within a group of heads whose K and V fit in L2 together,
+// group after group.
+#pragma once
+#include "stof/attention.h"
+
+namespace stof {
+
+struct Schedule {
+  int32_t batch_heads;   // B * Hq
+  int32_t group;         // heads that run interleaved
+  int32_t items;         // pieces of work of one head
+  int32_t orders;        // entries of row_order times the kernel rows of one mask row tile
+  int32_t split_orders;  // of these the first, whose lists are split
+  int32_t splits;
+};
+
+// `rows_per_tile` kernel rows make one mask row tile.
+Schedule make_schedule(const AttentionParams& p, int rows_per_tile);
+// Bytes of partial results: per slot, tile_rows rows of v_dim fp32 and (max, sum).
+size_t split_workspace_bytes(const AttentionParams& p, int kernel_rows);
+// Joins the partial results of the split rows. `kernel_rows` rows a slot.
+cudaError_t launch_combine(const AttentionParams& p, const Schedule& s, int kernel_rows, cudaStream_t stream);
+
+}  // namespace stof

@@ -1,0 +1,38 @@
+"""The correctness matrix on a GPU (marked `gpu`: skipped without one, or without the built library)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from stof_onnx.kernels.capi import DEFAULT_LIBRARY, KernelLibrary
+
+torch = pytest.importorskip("torch")
+
+from tests.cuda import matrix  # noqa: E402
+from tests.cuda.harness import Case, check  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.skipif(not DEFAULT_LIBRARY.is_file(), reason="needs `make cuda`"),
+]
+SEED = int(time.time())
+FUZZ_BATCHES, FUZZ_CASES = 10, 60
+
+
+@pytest.fixture(scope="module")
+def library() -> KernelLibrary:
+    return KernelLibrary()
+
+
+@pytest.mark.parametrize("case", [case for group in matrix.GROUPS.values() for case in group()], ids=str)
+def test_case(library: KernelLibrary, case: Case) -> None:
+    check(library, case, SEED)
+
+
+@pytest.mark.parametrize("batch", range(FUZZ_BATCHES))
+def test_random_combinations(library: KernelLibrary, batch: int) -> None:
+    for case in matrix.fuzz(FUZZ_CASES, SEED + batch):
+        check(library, case, SEED)
