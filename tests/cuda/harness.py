@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-
 from stof_onnx.kernels import capi
 from stof_onnx.kernels.lower_mask import MaskConfig, lower_mask
 from stof_onnx.mask import EncodedMask, encode
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 CAPI_DTYPES = {"f16": capi.DType.F16, "bf16": capi.DType.BF16, "f32": capi.DType.F32}
-POISON = {torch.float16: (torch.int16, 0x7E5A), torch.bfloat16: (torch.int16, 0x7FA5), torch.float32: (torch.int32, 0x7FA5A5A5)}
+POISON = {
+    torch.float16: (torch.int16, 0x7E5A),
+    torch.bfloat16: (torch.int16, 0x7FA5),
+    torch.float32: (torch.int32, 0x7FA5A5A5),
+}
 # One rounding of the output, which any kernel is owed on top of twice the framework's error.
 ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-20}
 GUARD = 4096  # elements
@@ -55,7 +58,10 @@ class Case:
 
     def __str__(self) -> str:
         defaults = Case()
-        parts = [self.mask, f"B{self.batch}H{self.heads}/{self.kv_heads}S{self.seq_q}x{self.seq_kv}D{self.dim}/{self.v_dim}"]
+        parts = [
+            self.mask,
+            f"B{self.batch}H{self.heads}/{self.kv_heads}S{self.seq_q}x{self.seq_kv}D{self.dim}/{self.v_dim}",
+        ]
         for field in dataclasses.fields(self)[7:]:
             value = getattr(self, field.name)
             if value != getattr(defaults, field.name) or field.name in ("dtype", "tile"):
@@ -90,7 +96,14 @@ def allowed_matrix(case: Case, rng: np.random.Generator) -> np.ndarray:
         block = 64
         rows, cols = -(-s_q // block), -(-s_kv // block)
         i, j = np.arange(rows)[:, None], np.arange(cols)[None, :]
-        blocks = (np.abs(i - j) <= 1) | (i == 0) | (j == 0) | (i == rows - 1) | (j == cols - 1) | (rng.random((rows, cols)) < 0.2)
+        blocks = (
+            (np.abs(i - j) <= 1)
+            | (i == 0)
+            | (j == 0)
+            | (i == rows - 1)
+            | (j == cols - 1)
+            | (rng.random((rows, cols)) < 0.2)
+        )
         one = blocks.repeat(block, 0).repeat(block, 1)[:s_q, :s_kv]
     elif name == "random":
         one = rng.random((s_q, s_kv)) < 0.1
@@ -103,7 +116,9 @@ def allowed_matrix(case: Case, rng: np.random.Generator) -> np.ndarray:
         return rng.random((1, case.heads, s_q, s_kv)) < density
     elif name == "per_batch_head":
         density = rng.random((case.batch, case.heads, 1, 1))
-        return (rng.random((case.batch, case.heads, s_q, s_kv)) < density) & (rng.random((case.batch, case.heads, s_q, 1)) < 0.9)
+        return (rng.random((case.batch, case.heads, s_q, s_kv)) < density) & (
+            rng.random((case.batch, case.heads, s_q, 1)) < 0.9
+        )
     else:
         raise ValueError(name)
     return one[None, None]
@@ -118,7 +133,9 @@ class DeviceMask:
     max_row_tiles: int
 
 
-def device_mask(mask: EncodedMask, order: capi.BitmapOrder = capi.BitmapOrder.TILES, device: str = "cuda") -> DeviceMask:
+def device_mask(
+    mask: EncodedMask, order: capi.BitmapOrder = capi.BitmapOrder.TILES, device: str = "cuda"
+) -> DeviceMask:
     fragments = order == capi.BitmapOrder.FRAGMENTS
     lowered = lower_mask(mask, MaskConfig(mask.tile_m, mask.tile_n, fragment_order=fragments))
     arrays = {name: torch.from_numpy(np.array(a)).to(device) for name, a in lowered.to_onnx_arrays().items()}
@@ -235,7 +252,10 @@ class Inputs:
         if case.bias.startswith("relative"):
             rel_rq = case.seq_q + 3
             table = self._randn(1 if case.bias == "relative_1" else case.heads, rel_rq + case.seq_kv + 4)
-            at = torch.arange(case.seq_kv, device=self.device)[None] - torch.arange(case.seq_q, device=self.device)[:, None]
+            at = (
+                torch.arange(case.seq_kv, device=self.device)[None]
+                - torch.arange(case.seq_q, device=self.device)[:, None]
+            )
             return table[:, at + rel_rq - 1][None], table
         shape = (case.batch, case.heads) if case.bias == "dense_bh" else (1, case.heads)
         dense = self._randn(*shape, case.seq_q, case.seq_kv)
@@ -294,7 +314,9 @@ def run(library: capi.KernelLibrary, inputs: Inputs) -> torch.Tensor:
     library.forward(p, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     words = buffer.view(word)
-    assert bool((words[:GUARD] == pattern).all()) and bool((words[-GUARD:] == pattern).all()), "wrote outside the output"
+    assert bool((words[:GUARD] == pattern).all()) and bool((words[-GUARD:] == pattern).all()), (
+        "wrote outside the output"
+    )
     assert bool((workspace[bytes_needed:] == 0xA5).all()), "wrote outside the workspace"
     assert not bool((words[GUARD:-GUARD] == pattern).any()), "left elements unwritten"
     return out
@@ -327,10 +349,14 @@ def check(library: capi.KernelLibrary, case: Case, base_seed: int) -> tuple[floa
     torch.backends.cuda.matmul.allow_tf32 = tf32
     framework = attention(*arguments, inputs.dtype).double()
     torch.backends.cuda.matmul.allow_tf32 = False
-    assert torch.equal(torch.isnan(out), torch.isnan(reference)), f"{where}: NaN where there should be none, or the reverse"
+    assert torch.equal(torch.isnan(out), torch.isnan(reference)), (
+        f"{where}: NaN where there should be none, or the reverse"
+    )
     size = reference.nan_to_num().abs().max().item()
     ours = (out.double() - reference).nan_to_num().abs().max().item()
     theirs = (framework - reference).nan_to_num().abs().max().item()
     bound = 2 * theirs + ROUNDING["f16" if tf32 else case.dtype] * size
-    assert ours <= bound, f"{where}: error {ours:.3g} > {bound:.3g} (the framework's own: {theirs:.3g}, values up to {size:.3g})"
+    assert ours <= bound, (
+        f"{where}: error {ours:.3g} > {bound:.3g} (the framework's own: {theirs:.3g}, values up to {size:.3g})"
+    )
     return ours, theirs

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 
 from stof_onnx.kernels.capi import BitmapOrder, F32Math, Kernel, MaskedRow
+
 from tests.cuda.harness import Case
 
 DIMS = (8, 16, 32, 40, 64, 80, 96, 128, 160, 192, 256)
@@ -36,7 +37,7 @@ def exact() -> list[Case]:
         for dim, tiles in EXACT_TILES.items():
             for tile in tiles:
                 for i, mask in enumerate(MASKS):
-                    order = BitmapOrder((i + (dtype == "f16")) % 2 if tile[1] >= 64 else 0)
+                    order = BitmapOrder((i + (dtype == "f16")) % 2)
                     seq = (130, 257, 65, 200)[i % 4]
                     cases.append(Case(mask, 2, 2, 2, seq, seq, dim, dim, dtype, tile=tile, order=order))
     return cases
@@ -54,7 +55,12 @@ def shapes() -> list[Case]:
         cases.append(Case(next(masks), 1, 2, 2, seq_q, seq_kv, 64, 64, "f16", next(layouts), (64, 64)))
         cases.append(Case(next(masks), 1, 2, 2, seq_q, seq_kv, 128, 128, "bf16", next(layouts), (128, 64)))
     for seq in (1000, 4097):
-        for mask, tile in (("causal", (128, 64)), ("longformer", (64, 64)), ("bigbird", (128, 64)), ("random", (64, 64))):
+        for mask, tile in (
+            ("causal", (128, 64)),
+            ("longformer", (64, 64)),
+            ("bigbird", (128, 64)),
+            ("random", (64, 64)),
+        ):
             cases.append(Case(mask, 1, 2, 1, seq, seq, 64, 64, "f16", tile=tile))
             cases.append(Case(mask, 1, 1, 1, seq, seq, 128, 128, "bf16", tile=tile))
     for heads, kv_heads in ((4, 2), (4, 1), (6, 3), (3, 1)):
@@ -75,7 +81,9 @@ def modifiers() -> list[Case]:
     tiles = _cycle(TILES)
     for dtype, dim in (("f16", 64), ("bf16", 64), ("f16", 128), ("bf16", 96), ("f16", 256), ("bf16", 256)):
         for bias, softcap in itertools.product(("none", "dense", "dense_bh", "relative", "relative_1"), (0.0, 5.0)):
-            cases.append(Case("window", 2, 2, 2, 130, 130, dim, dim, dtype, tile=next(tiles), bias=bias, softcap=softcap))
+            cases.append(
+                Case("window", 2, 2, 2, 130, 130, dim, dim, dtype, tile=next(tiles), bias=bias, softcap=softcap)
+            )
         for masked_row, kv in itertools.product(MaskedRow, ("none", "mask", "length")):
             cases.append(
                 Case("empty_rows", 2, 2, 1, 100, 130, dim, dim, dtype, tile=next(tiles), kv=kv, masked_row=masked_row)
@@ -93,9 +101,13 @@ def fp32() -> list[Case]:
     masks, tiles = _cycle(MASKS), _cycle(TILES)
     for math, dim in itertools.product(F32Math, DIMS):
         cases.append(Case(next(masks), 1, 2, 1, 130, 150, dim, dim, "f32", tile=next(tiles), f32_math=math))
-        cases.append(Case(next(masks), 2, 2, 2, 65, 65, dim, dim, "f32", "BSHD", next(tiles), f32_math=math, bias="dense"))
+        cases.append(
+            Case(next(masks), 2, 2, 2, 65, 65, dim, dim, "f32", "BSHD", next(tiles), f32_math=math, bias="dense")
+        )
     for math, masked_row in itertools.product(F32Math, MaskedRow):
-        cases.append(Case("empty_rows", 2, 2, 1, 100, 90, 64, 64, "f32", f32_math=math, masked_row=masked_row, kv="mask"))
+        cases.append(
+            Case("empty_rows", 2, 2, 1, 100, 90, 64, 64, "f32", f32_math=math, masked_row=masked_row, kv="mask")
+        )
     for math in F32Math:
         cases.append(Case("causal", 1, 1, 1, 1000, 1000, 64, 64, "f32", f32_math=math))
         cases.append(Case("random", 1, 2, 1, 300, 300, 64, 32, "f32", f32_math=math, splits=3))
@@ -105,17 +117,37 @@ def fp32() -> list[Case]:
 def splits() -> list[Case]:
     cases = []
     for (dtype, dim, tile), (count, rows) in itertools.product(
-        (("f16", 64, (128, 64)), ("f16", 64, (64, 64)), ("bf16", 128, (64, 64)), ("f16", 256, (128, 128)), ("f16", 80, (64, 32))),
+        (
+            ("f16", 64, (128, 64)),
+            ("f16", 64, (64, 64)),
+            ("bf16", 128, (64, 64)),
+            ("f16", 256, (128, 128)),
+            ("f16", 80, (64, 32)),
+        ),
         ((2, 0), (5, 1), (16, 2)),
     ):
         for mask in ("causal", "bigbird", "empty_rows"):
             cases.append(Case(mask, 2, 2, 1, 300, 300, dim, dim, dtype, tile=tile, splits=count, split_rows=rows))
         cases.append(
-            Case("none", 1, 2, 2, 65, 65, dim, dim, dtype, tile=tile, splits=count, split_rows=rows, masked_row=MaskedRow.NAN)
+            Case(
+                "none",
+                1,
+                2,
+                2,
+                65,
+                65,
+                dim,
+                dim,
+                dtype,
+                tile=tile,
+                splits=count,
+                split_rows=rows,
+                masked_row=MaskedRow.NAN,
+            )
         )
         cases.append(
-            Case("longformer", 2, 2, 1, 200, 230, dim, dim, dtype, tile=tile, splits=count, split_rows=rows, kv="length",
-                 bias="dense")
+            Case("longformer", 2, 2, 1, 200, 230, dim, dim, dtype, tile=tile, splits=count, split_rows=rows,
+                 kv="length", bias="dense")
         )  # fmt: skip
     return cases
 
@@ -160,8 +192,9 @@ def fuzz(count: int, seed: int) -> list[Case]:
                 mask=r.choice(MASKS), batch=r.randint(1, 3), heads=kv_heads * r.randint(1, 3), kv_heads=kv_heads,
                 seq_q=seq_q, seq_kv=seq_q if layout == "packed" else seq_kv, dim=dim,
                 v_dim=dim if layout == "packed" or r.random() < 0.6 else r.choice(DIMS), dtype=dtype, layout=layout,
-                tile=tile, order=BitmapOrder(int(block and tile[1] >= 64 and r.random() < 0.5)),
-                encoded=(seq_q + r.randint(0, 200), max(seq_q, seq_kv) + r.randint(0, 200)) if r.random() < 0.2 else None,
+                tile=tile, order=BitmapOrder(int(block and r.random() < 0.5)),
+                encoded=(seq_q + r.randint(0, 200), max(seq_q, seq_kv) + r.randint(0, 200)) if r.random() < 0.2
+                else None,
                 scale=r.choice((None, None, 0.2, -0.1)),
                 softcap=r.choice((0.0, 3.0)) if modified else 0.0,
                 bias=r.choice(("none", "dense", "dense_bh", "relative", "relative_1")) if modified else "none",
@@ -173,7 +206,14 @@ def fuzz(count: int, seed: int) -> list[Case]:
     return cases
 
 
-GROUPS = {"exact": exact, "shapes": shapes, "modifiers": modifiers, "fp32": fp32, "splits": splits, "row_wise": row_wise}
+GROUPS = {
+    "exact": exact,
+    "shapes": shapes,
+    "modifiers": modifiers,
+    "fp32": fp32,
+    "splits": splits,
+    "row_wise": row_wise,
+}
 
 
 def every_instance() -> list[Case]:
@@ -182,15 +222,30 @@ def every_instance() -> list[Case]:
     for dtype in ("f16", "bf16"):
         for dim, tiles in EXACT_TILES.items():
             for i, tile in enumerate(tiles):
-                order = BitmapOrder(int(tile[1] >= 64 and i % 2))
+                order = BitmapOrder(i % 2)
                 cases.append(Case("causal", 1, 2, 1, 193, 193, dim, dim, dtype, "BSHD", tile, order, splits=1 + i % 2))
         for dim in (64, 128, 256):
             cases.append(
-                Case("empty_rows", 1, 2, 1, 70, 100, dim, dim, dtype, bias="dense", kv="mask", masked_row=MaskedRow.SCORES)
+                Case(
+                    "empty_rows",
+                    1,
+                    2,
+                    1,
+                    70,
+                    100,
+                    dim,
+                    dim,
+                    dtype,
+                    bias="dense",
+                    kv="mask",
+                    masked_row=MaskedRow.SCORES,
+                )
             )
     for math, dim in itertools.product((F32Math.FFMA, F32Math.TF32X3), (64, 128, 256)):
         cases.append(Case("empty_rows", 1, 1, 1, 70, 70, dim, dim, "f32", f32_math=math, masked_row=MaskedRow.MEAN))
     for dtype, dim in itertools.product(("f16", "bf16", "f32"), (32, 64, 128, 256)):
-        cases.append(Case("empty_rows", 1, 1, 1, 70, 70, dim, dim, dtype, kernel=Kernel.ROW_WISE, masked_row=MaskedRow.SCORES))
+        cases.append(
+            Case("empty_rows", 1, 1, 1, 70, 70, dim, dim, dtype, kernel=Kernel.ROW_WISE, masked_row=MaskedRow.SCORES)
+        )
     cases.append(Case("bigbird", 1, 1, 1, 257, 257, 64, 64, "f32", splits=3, split_rows=1))
     return cases

@@ -1,6 +1,7 @@
 """Runs groups of the correctness matrix without pytest: `python -m tests.cuda.run_matrix LIBRARY GROUP... [--seed N]`.
 
-Prints one line a failing case, and a summary. For boxes without the repository's test environment, and compute-sanitizer.
+Prints one line a failing case, and a summary. For boxes without the repository's test environment and for
+compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import sys
 import time
 
 import torch
-
 from stof_onnx.kernels.capi import KernelLibrary
+
 from tests.cuda import matrix
 from tests.cuda.harness import Inputs, case_seed, check, run
 
@@ -50,7 +51,10 @@ def main() -> int:
                     print("the device is lost", flush=True)
                     return 1
             done += 1
-        print(f"{name}: {done} of {len(cases)} cases, worst error ratio {worst:.2f}, {time.time() - began:.1f} s", flush=True)
+        print(
+            f"{name}: {done} of {len(cases)} cases, worst error ratio {worst:.2f}, {time.time() - began:.1f} s",
+            flush=True,
+        )
     print(f"{failed} failed", flush=True)
     return 1 if failed else 0
 

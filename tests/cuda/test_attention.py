@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, KernelLibrary
 
 torch = pytest.importorskip("torch")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-
 from stof_onnx.errors import StofError
 from stof_onnx.kernels import capi
 
@@ -31,7 +30,9 @@ def params(case: Case) -> capi.AttentionParams:
 
 
 def small_cases() -> list[Case]:
-    cases = [case for group in matrix.GROUPS.values() for case in group()] + matrix.fuzz(100, 7) + matrix.every_instance()
+    cases = (
+        [case for group in matrix.GROUPS.values() for case in group()] + matrix.fuzz(100, 7) + matrix.every_instance()
+    )
     return [case for case in cases if case.seq_q * case.seq_kv <= 1000 * 1000]
 
 
@@ -81,9 +82,7 @@ def test_bad_mask_and_tensors_are_named(library: capi.KernelLibrary) -> None:
     assert "null tensor" in reason(lambda p: setattr(p.q, "ptr", None))
     assert "16-byte aligned" in reason(lambda p: setattr(p.k, "ptr", p.k.ptr + 2))
     assert "multiple of 16 bytes" in reason(lambda p: setattr(p.v, "stride_s", 65))
-    assert "splits = 1" in reason(
-        lambda p: (setattr(p, "splits", 2), setattr(p, "masked_row", capi.MaskedRow.MEAN))
-    )
+    assert "splits = 1" in reason(lambda p: (setattr(p, "splits", 2), setattr(p, "masked_row", capi.MaskedRow.MEAN)))
 
 
 @pytest.mark.parametrize(("splits", "split_rows", "rows"), [(1, 0, 0), (4, 0, 3), (4, 1, 1), (3, 2, 2)])

@@ -144,7 +144,9 @@ class KernelLibrary:
         try:
             library = ct.CDLL(str(Path(path).resolve()))
         except OSError as error:
-            raise StofError(f"the kernel library does not load: {error}", where, "Rebuild it on this machine") from error
+            raise StofError(
+                f"the kernel library does not load: {error}", where, "Rebuild it on this machine"
+            ) from error
         library.stof_sizeof_attention_params.restype = ct.c_size_t
         library.stof_attention_unsupported.restype = ct.c_char_p
         library.stof_attention_workspace_bytes.restype = ct.c_size_t

@@ -20,7 +20,7 @@ class MaskConfig:
 
     Attributes:
         tile_m, tile_n: its tile in elements, multiples of 8.
-        fragment_order: bitmaps as `kernels.fragments` orders them (tile_m a multiple of 16, tile_n of 64).
+        fragment_order: bitmaps as `kernels.fragments` orders them (tile_m a multiple of 16, tile_n of 64, or 32).
         full_weight, part_weight: what a full and a part tile cost, for the order of the rows; only their ratio counts.
     """
 
@@ -38,7 +38,7 @@ class LoweredMask:
     Attributes:
         config: what was asked for.
         mask: re-tiled, rows ordered by the configuration's weights.
-        fragments: uint32 [n_part, tile_m/16, tile_n/64, 32] in place of the bitmap, or None.
+        fragments: what `fragment_words` gives, in place of the bitmap, or None.
         stats: launch figures in these tiles.
     """
 
@@ -50,7 +50,7 @@ class LoweredMask:
     def to_onnx_arrays(self) -> dict[str, I32]:
         """The plugin node's initializers: as `EncodedMask.to_onnx_arrays`, the bitmap in the order asked for.
 
-        Fragments are int32 [n_part or 1, tile_m/16, tile_n/64, 32].
+        Fragments are int32 [n_part or 1, ...] in the shape of `fragment_words`.
         """
         arrays = self.mask.to_onnx_arrays()
         if self.fragments is not None:
