@@ -160,7 +160,7 @@ def _comparison(command: argparse.ArgumentParser) -> None:
         type=_positive,
         default=OptimizeOptions.samples,
         metavar="N",
-        help="random input sets (%(default)s)",
+        help="random input sets, more with padding (%(default)s)",
     )
     group.add_argument("--seed", type=int, metavar="N", help="of the random inputs (default: a fresh one, reported)")
     group.add_argument("--atol", type=float, metavar="X", help="absolute tolerance instead of the default rule")

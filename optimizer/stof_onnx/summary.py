@@ -11,6 +11,7 @@ from rich.table import Table
 from stof_onnx.report import Report, Site
 from stof_onnx.verify.result import Verification
 
+_COLUMNS = ("sites", "mask", "density", "tiles full/part/empty", "heads", "dim", "S_q x S_kv", "bias", "empty rows")
 _MANY = 12  # equal lines beyond this are counted, not listed
 
 
@@ -57,17 +58,7 @@ def _print_sites(report: Report, console: Console) -> None:
     if not report.sites:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "sites",
-        "mask",
-        "density",
-        "tiles full/part/empty",
-        "heads",
-        "dim",
-        "S_q x S_kv",
-        "bias",
-        "empty rows",
-    ):
+    for name in _COLUMNS:
         table.add_column(name, overflow="fold")
     if report.verification is not None:
         table.add_column("max error")
@@ -110,7 +101,7 @@ def _print_verification(result: Verification, console: Console) -> None:
             f"  {escape(output.name)}: largest difference {output.max_abs:.2e}, relative {output.max_rel:.2e}",
             highlight=False,
         )
-    for bound in result.score_bounds[:1]:
+    if result.score_bounds:
         worst = max(result.score_bounds, key=lambda b: b.seen / b.bound)
         console.print(
             f"  finite mask constants hold for scores up to {worst.bound:.4g}; at most {worst.seen:.4g} seen",

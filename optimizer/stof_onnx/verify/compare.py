@@ -110,8 +110,8 @@ def compare_models(
     for sample in samples:
         try:
             want = first.run(sample.feeds)
-        except StofError as error:
-            result.notes.append(f"the original does not run with {sample.what}: {error.what}")
+        except StofError as refused:
+            result.notes.append(f"the original does not run with {sample.what}: {refused.what}")
             continue
         got = second.run(sample.feeds)
         result.samples.append(sample.what)

@@ -108,9 +108,8 @@ def _against_reference(
     if usable.sum() < finite.sum() or own > SANE * scale:
         error.problem = error.problem or f"{what}; higher precision gives another result, so it can not decide"
     elif ours > 2 * own + FLOOR[dtype] * scale:
-        error.problem = (
-            error.problem or f"{what}; error {ours:.3g} against higher precision, the original's is {own:.3g}"
-        )
+        errors = f"error {ours:.3g} against higher precision, the original's is {own:.3g}"
+        error.problem = error.problem or f"{what}; {errors}"
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

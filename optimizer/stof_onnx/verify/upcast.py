@@ -12,10 +12,9 @@ from onnx import TensorProto
 from stof_onnx.graph.external import read_tensor
 from stof_onnx.graph.walk import all_graphs, all_nodes, node_graphs
 
-_HALF = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
-_SINGLE = {TensorProto.FLOAT: TensorProto.DOUBLE}
+_HALF: dict[int, int] = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
+_SINGLE: dict[int, int] = {TensorProto.FLOAT: TensorProto.DOUBLE}
 _TYPE_ATTRIBUTES = {"to", "dtype", "stash_type", "softmax_precision", "output_dtype"}
-_NUMPY = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64}
 
 
 def upcast(proto: onnx.ModelProto, base_dir: Path, without: frozenset[str] = frozenset()) -> onnx.ModelProto:
@@ -83,7 +82,7 @@ def _attributes(node: onnx.NodeProto, mapping: dict[int, int], base_dir: Path) -
 
 def _tensor(tensor: TensorProto, mapping: dict[int, int], base_dir: Path) -> None:
     if tensor.data_type in mapping:
-        values = read_tensor(tensor, base_dir).astype(_NUMPY[mapping[tensor.data_type]])
+        values = read_tensor(tensor, base_dir).astype(onnx.helper.tensor_dtype_to_np_dtype(mapping[tensor.data_type]))
         tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
     elif tensor.data_location == TensorProto.EXTERNAL:
         tensor.CopyFrom(onnx.numpy_helper.from_array(read_tensor(tensor, base_dir), tensor.name))
