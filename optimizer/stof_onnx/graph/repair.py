@@ -8,7 +8,7 @@ import onnx
 from onnx import checker
 
 from stof_onnx.errors import StofError
-from stof_onnx.graph.external import is_external
+from stof_onnx.graph.check import check_file, check_proto
 from stof_onnx.graph.walk import all_graphs, all_nodes, model_nodes, node_graphs, used_names
 
 _CONTRIB_VERSION = 1
@@ -22,7 +22,10 @@ def make_valid(proto: onnx.ModelProto, path: Path) -> list[str]:
     """
     notes = _import_domains(proto) + _sort(proto)
     try:
-        _check(proto, path, repaired=bool(notes))
+        if notes:
+            check_proto(proto)
+        else:
+            check_file(path)
     except checker.ValidationError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
         if proto.ir_version > onnx.IR_VERSION:
@@ -31,32 +34,6 @@ def make_valid(proto: onnx.ModelProto, path: Path) -> list[str]:
             advice = "Export the model again, or check it with onnx.checker.check_model"
         raise StofError(f"the ONNX checker refuses the model: {reason}", str(path), advice) from error
     return notes
-
-
-def _check(proto: onnx.ModelProto, path: Path, repaired: bool) -> None:
-    external = any(is_external(t) for g in all_graphs(proto.graph) for t in g.initializer)
-    if repaired and not external:
-        checker.check_model(proto)
-    elif not repaired:
-        checker.check_model(str(path))
-    else:
-        checker.check_model(_without_external(proto))
-
-
-def _without_external(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose external initializers are graph inputs: the checker looks for files in the current folder."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    known = {i.name for i in copy.graph.input}
-    kept = []
-    for tensor in copy.graph.initializer:
-        if not is_external(tensor):
-            kept.append(tensor)
-        elif tensor.name not in known:
-            copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del copy.graph.initializer[:]
-    copy.graph.initializer.extend(kept)
-    return copy
 
 
 def _import_domains(proto: onnx.ModelProto) -> list[str]:

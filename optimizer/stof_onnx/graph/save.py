@@ -8,9 +8,8 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-import onnx
-
 from stof_onnx.errors import StofError
+from stof_onnx.graph.check import check_file
 from stof_onnx.graph.export import export_model
 from stof_onnx.graph.external import external_files
 from stof_onnx.graph.model import LoadedModel
@@ -74,7 +73,7 @@ def stage_model(model: LoadedModel, path: str | Path) -> StagedModel:
         raise _unwritable(target, error) from error
     try:
         has_data = write_model(exported, folder / target.name, model.base_dir)
-        onnx.checker.check_model(str(folder / target.name))
+        check_file(folder / target.name)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):

@@ -1,0 +1,37 @@
+# `make demo`: set-up and the main job on a real model. `make test`: set-up and all CPU tests.
+PYTHON ?= python3
+# The CPU build of torch; on Linux its plain version may bring CUDA libraries along.
+TORCH ?= $(if $(filter Linux,$(shell uname -s)),torch==2.13.0+cpu,torch==2.13.0)
+BIN := .venv/bin
+DEMO := demo
+# Each test worker stays on one core: the workers are the parallelism.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test lint setup clean
+
+demo: setup
+	@mkdir -p $(DEMO)
+	@$(BIN)/stof-onnx export bert --mask bigbird --layers 4 --seq 1024 -o $(DEMO)/bert_bigbird.onnx > $(DEMO)/export.log
+	@$(BIN)/stof-onnx optimize $(DEMO)/bert_bigbird.onnx --report $(DEMO)/report.json
+	@$(BIN)/stof-onnx inspect $(DEMO)/bert_bigbird.onnx --pictures $(DEMO) > $(DEMO)/inspect.txt
+	@echo "also in $(DEMO)/: the original bert_bigbird.onnx, report.json, the mask as mask_0.png and in inspect.txt"
+
+test: setup lint
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: .venv/.done
+
+.venv/.done: pyproject.toml
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q '$(TORCH)' || \
+	  { echo "no CPU build of torch found: add PyTorch's CPU index to pip, or set TORCH=torch==2.13.0"; exit 1; }
+	@$(BIN)/python -m pip install -q -e '.[models,test]'
+	@touch $@
+
+clean:
+	rm -rf .venv $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
