@@ -40,6 +40,7 @@ class ShapeSpec:
 
     text: str
     candidates: tuple[InputShape, ...]
+    problem: str = ""  # of a reading that is none: told when no other one fits
 
     @staticmethod
     def parse(text: str) -> ShapeSpec:
@@ -51,7 +52,7 @@ class ShapeSpec:
         where = f"--shape {text}"
         parts = text.split(":")
         candidates: list[InputShape] = []
-        problem = "no shape found"
+        problem = ""
         for count in (1, 2, 3):
             name, groups = ":".join(parts[:-count]), parts[-count:]
             if len(parts) <= count or not name or not all(_DIMS.fullmatch(g) for g in groups):
@@ -71,8 +72,8 @@ class ShapeSpec:
             dims = tuple(DimRange(lo, o, hi) for lo, o, hi in zip(low, opt, high, strict=True))
             candidates.append(InputShape(name, dims))
         if not candidates:
-            raise StofError(problem, where, _SHAPE_HELP)
-        return ShapeSpec(text, tuple(candidates))
+            raise StofError(problem or "no shape found", where, _SHAPE_HELP)
+        return ShapeSpec(text, tuple(candidates), problem)
 
     def resolve(self, input_ranks: dict[str, int | None]) -> InputShape:
         """Settles on the reading whose name is a graph input and whose rank fits (None: rank unknown).
@@ -82,9 +83,11 @@ class ShapeSpec:
         """
         where = f"--shape {self.text}"
         named = [c for c in self.candidates if c.name in input_ranks]
+        if not named and self.problem:
+            raise StofError(self.problem, where, _SHAPE_HELP)
         if not named:
             names = ", ".join(input_ranks) or "none"
-            raise StofError(f"the model has no input '{self.candidates[0].name}'", where, f"Its inputs are: {names}")
+            raise StofError(f"the model has no input '{self.candidates[-1].name}'", where, f"Its inputs are: {names}")
         fitting = [c for c in named if input_ranks[c.name] in (None, len(c.dims))]
         if not fitting:
             got, want = len(named[0].dims), input_ranks[named[0].name]
