@@ -89,7 +89,7 @@ class _Rewriter:
         site = _Site(match)
         producer = match.output.inputs[0]
         arrays = {name: self._constant(root, name, array) for name, array in site.arrays().items()}
-        new: list[gs.Node] = []
+        new = self._prelude(root, match)
         bias = self._bias(root, match, new)
         kv_mask = self._kv_mask(match.graph, match.kv_mask, new)
         shared = self._mask(root, site, arrays, bias, kv_mask, new)
@@ -112,6 +112,23 @@ class _Rewriter:
         mask_variant = site.mask_variant()
         names = tuple(gone.name for gone in removed)
         return ReplacedSite(match, node, variant.name, mask_variant.name if mask_variant else "", names)
+
+    def _prelude(self, root: gs.Graph, match: AttentionMatch) -> list[gs.Node]:
+        """The nodes that make what the graph does not hold yet, with names that are free."""
+        nodes = []
+        for step in match.prelude:
+            inputs = [
+                self._constant(root, tensor.name, tensor.values)
+                if isinstance(tensor, gs.Constant) and tensor.name not in self._names(root)
+                else tensor
+                for tensor in step.inputs
+            ]
+            for tensor in step.outputs:
+                tensor.name = self._tensor_name(root, tensor.name)
+                self._names(root)[tensor.name] = tensor
+            name = self._node_name(f"{step.outputs[0].name}/{step.op}")
+            nodes.append(gs.Node(step.op, name, dict(step.attrs), inputs, list(step.outputs)))
+        return nodes
 
     def _mask(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     import onnx_graphsurgeon as gs
@@ -153,6 +153,16 @@ class Recovered:
 
 
 @dataclass(frozen=True)
+class NewNode:
+    """A standard operator to be put ahead of a replacement. Its outputs are variables that no graph knows yet."""
+
+    op: str
+    inputs: tuple[gs.Tensor, ...]
+    outputs: tuple[gs.Tensor, ...]
+    attrs: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class AttentionMatch:
     """One masked attention found in the graph and proven equal to `StofAttention` with these inputs.
 
@@ -160,6 +170,7 @@ class AttentionMatch:
     q, k, v, output are tensors of `graph` (the main graph, a subgraph body or a function); each has its own layout.
     `nodes` are the nodes the replacement makes unnecessary, in graph order (dead nodes upstream are swept later).
     `ranks` of q, k, v count only where a tensor's own `.shape` is None (BSHD tensors have rank 4 or 3).
+    `prelude` makes tensors the graph does not hold yet (an operator's own projections), in order.
     """
 
     name: str
@@ -188,5 +199,6 @@ class AttentionMatch:
     masked_row: MaskedRow = MaskedRow.ZERO
     nodes: tuple[gs.Node, ...] = ()
     ranks: tuple[int, int, int] = (4, 4, 4)
+    prelude: tuple[NewNode, ...] = ()
     notes: tuple[str, ...] = ()  # lines for the report
     score_bound: float = math.inf  # largest |score| under which the finite mask constants are masks; verify checks it

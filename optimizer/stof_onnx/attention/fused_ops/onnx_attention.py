@@ -20,6 +20,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 from stof_onnx.attention.fused_ops.site import FusedSite, Refused
+from stof_onnx.attention.fused_ops.window import encode_window, window_runs
 from stof_onnx.attention.recover import recover
 from stof_onnx.attention.types import (
     AttentionMatch,
@@ -34,27 +35,21 @@ from stof_onnx.attention.types import (
     ScoreSite,
     ScoreTerm,
 )
-from stof_onnx.mask import EncodedMask, encode_bands
-from stof_onnx.mask.sources import key_runs
 
 _SOFTCAP_FIRST = 25  # the first version whose every reading applies softcap before the mask
 
 
 def match_onnx_attention(site: FusedSite) -> AttentionMatch | Refusal:
-    """Reads one `Attention` node: inputs Q, K, V, attn_mask, past_key, past_value, nonpad_kv_seqlen."""
-    try:
-        return _read(site)
-    except Refused as reason:
-        return site.refusal(str(reason))
+    """Reads one `Attention` node: inputs Q, K, V, attn_mask, past_key, past_value, nonpad_kv_seqlen.
 
-
-def _read(site: FusedSite) -> AttentionMatch | Refusal:
+    Raises:
+        Refused: the node is not a StofAttention.
+    """
     sizes = _Sizes.of(site)
     if site.input(4) is not None or site.input(5) is not None:
         raise Refused("past keys and values (KV cache): decoding is left to the runtime")
-    for index, what in ((1, "present_key"), (2, "present_value"), (3, "qk_matmul_output")):
-        if site.is_used(index):
-            raise Refused(f"output {what} is used")
+    site.refuse_outputs(present_key=1, present_value=2, qk_matmul_output=3)
+    _softmax_dtype(site, sizes)
     softcap = site.attribute("softcap", 0.0)
     mask, lengths = site.input(3), site.input(6)
     causal, left, right = _window(site)
@@ -171,10 +166,9 @@ def _mask(
 ) -> Recovered | Refusal:
     """attn_mask, is_causal and the window sorted into static mask, padding and bias."""
     nothing = BiasTerm(BiasKind.NONE)
-    static = _encode_window(sizes, window) if window is not None else None
+    static = encode_window(sizes.seq_q, sizes.seq_kv, *window) if window is not None else None
     if mask is None:
         return Recovered(static, nothing, KvMask(KvKind.NONE), MaskedRow.ZERO)
-    softmax_dtype = _softmax_dtype(site, sizes)
     keys = site.shape(mask)[-1]
     if keys == 1 < sizes.seq_kv:
         raise Refused("attn_mask has one key: releases of onnx disagree on whether the others are hidden or alike")
@@ -192,7 +186,7 @@ def _mask(
             seq_q=sizes.seq_q,
             seq_kv=sizes.seq_kv,
             dtype=sizes.dtype,
-            softmax_dtype=softmax_dtype,
+            softmax_dtype=_softmax_dtype(site, sizes),
             nan_guard=True,
             batch_dynamic=sizes.batch_dynamic,
             seq_dynamic=sizes.dynamic_seq,
@@ -203,7 +197,7 @@ def _mask(
     # A run-time mask of no special form is a dense bias, exact whatever it holds.
     return Recovered(
         static,
-        BiasTerm(BiasKind.DENSE, tensor=mask, shape=site.shape(mask), dtype=site.dtype(mask)),
+        site.dense_bias(mask),
         KvMask(KvKind.NONE),
         MaskedRow.ZERO,
     )
@@ -235,22 +229,8 @@ def _mask_term(site: FusedSite, sizes: _Sizes, mask: gs.Tensor, shorter: bool) -
 
 def _window_term(site: FusedSite, sizes: _Sizes, window: tuple[int, int]) -> ScoreTerm:
     def inside(batch: int, heads: int, seq_q: int, seq_kv: int) -> np.ndarray:
-        start, stop = _runs(seq_q, seq_kv, window)
+        start, stop = window_runs(seq_q, seq_kv, *window)
         key = np.arange(seq_kv)
         return (key >= start[:, None]) & (key < stop[:, None])
 
     return ScoreTerm("where", sizes.dtype, build=inside, fill=-math.inf, node=site.node)
-
-
-def _encode_window(sizes: _Sizes, window: tuple[int, int]) -> EncodedMask:
-    start, stop = _runs(sizes.seq_q, sizes.seq_kv, window)
-    return encode_bands(key_runs(start, stop, sizes.seq_kv), sizes.seq_q, sizes.seq_kv)
-
-
-def _runs(seq_q: int, seq_kv: int, window: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """First key and key after the last of each query; -1 in `window` is no bound on that side."""
-    query = np.arange(seq_q)
-    left, right = window
-    start = np.zeros_like(query) if left < 0 else query - left
-    stop = np.full_like(query, seq_kv) if right < 0 else query + right + 1
-    return start, stop

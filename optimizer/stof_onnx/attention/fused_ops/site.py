@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from stof_onnx.attention.types import Refusal
+from stof_onnx.attention.types import BiasKind, BiasTerm, NewNode, Refusal
 from stof_onnx.graph.model import node_label
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stof_onnx.graph.fold import Folder
     from stof_onnx.graph.model import LoadedModel
 
@@ -28,6 +30,7 @@ class FusedSite:
     node: gs.Node
     folder: Folder
     others: tuple[Folder, ...]
+    assume_no_empty_rows: bool = False
 
     @property
     def name(self) -> str:
@@ -60,12 +63,38 @@ class FusedSite:
     def integer(self, name: str, default: int) -> int:
         return int(self.attribute(name, default))
 
+    def refuse_inputs(self, **indices: int) -> None:
+        """Refused when one of these inputs is given."""
+        for what, index in indices.items():
+            if self.input(index) is not None:
+                raise Refused(f"input {what} is given")
+
+    def refuse_outputs(self, **indices: int) -> None:
+        """Refused when one of these outputs is used."""
+        for what, index in indices.items():
+            if self.is_used(index):
+                raise Refused(f"output {what} is used")
+
     def is_used(self, index: int) -> bool:
         """Whether an output has a reader or is an output of the graph."""
         if index >= len(self.node.outputs) or self.node.outputs[index].is_empty():
             return False
         tensor = self.node.outputs[index]
         return bool(tensor.outputs) or any(tensor is out for out in self.graph.outputs)
+
+    def variable(self, what: str) -> gs.Variable:
+        """A tensor that a NewNode will make for this site."""
+        return gs.Variable(f"{self.name}/stof_{what}")
+
+    def split(self, tensor: gs.Tensor, sizes: Sequence[int], names: Sequence[str]) -> tuple[NewNode, list[gs.Variable]]:
+        """The operator that cuts the last axis of a rank 3 tensor into parts of those sizes."""
+        parts = [self.variable(name) for name in names]
+        counts = gs.Constant("split", np.array(list(sizes), np.int64))
+        return NewNode("Split", (tensor, counts), tuple(parts), {"axis": 2}), parts
+
+    def dense_bias(self, tensor: gs.Tensor) -> BiasTerm:
+        """`tensor` as an exact run-time bias."""
+        return BiasTerm(BiasKind.DENSE, tensor=tensor, shape=self.shape(tensor), dtype=self.dtype(tensor))
 
     def shape(self, tensor: gs.Tensor) -> tuple[int, ...]:
         """The sizes of a tensor. Raises Refused when they are not known."""
