@@ -12,7 +12,7 @@ from stof_onnx.graph.save import check_target, stage_model
 from stof_onnx.options import OptimizeOptions
 from stof_onnx.pictures import draw_masks
 from stof_onnx.progress import Progress
-from stof_onnx.report import Report
+from stof_onnx.report import Report, check_report_target
 from stof_onnx.verify.run import Probes, verify_files, verify_staged
 
 
@@ -27,6 +27,7 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
     """
     report = Report("optimize", path, output)
     check_target(output, path)
+    check_report_target(options.report, path, output)
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)
@@ -55,6 +56,7 @@ def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
         StofError: bad input.
     """
     report = Report("inspect", path)
+    check_report_target(options.report, path, None)
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)
@@ -74,6 +76,7 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
         StofError: bad input, or a comparison that is not possible.
     """
     report = Report("verify", path, other)
+    check_report_target(options.report, path, other)
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)

@@ -64,7 +64,7 @@ def stage_model(model: LoadedModel, path: str | Path) -> StagedModel:
     target = Path(path)
     check_target(target, model.path)
     for file in external_files(model.proto, model.base_dir):
-        if _same(file, target) or _same(file, target.with_name(target.name + ".data")):
+        if same_file(file, target) or same_file(file, target.with_name(target.name + ".data")):
             raise StofError("the output would overwrite a data file of the input", str(file), "Choose another name")
     exported = export_model(model)
     try:
@@ -88,7 +88,7 @@ def check_target(target: Path, source: Path) -> None:
     Raises:
         StofError: see above.
     """
-    if _same(target, source):
+    if same_file(target, source):
         raise StofError("the output is the input file", str(target), "Choose another name with -o")
     if target.is_dir():
         raise StofError("the output is a folder", str(target), "Name a file")
@@ -98,7 +98,8 @@ def check_target(target: Path, source: Path) -> None:
         raise StofError(f"the folder {target.parent} is read-only", str(target), "Choose another place with -o")
 
 
-def _same(a: Path, b: Path) -> bool:
+def same_file(a: Path, b: Path) -> bool:
+    """True when two paths name one file, also through links."""
     if a.resolve() == b.resolve():
         return True
     return a.exists() and b.exists() and os.path.samefile(a, b)

@@ -12,8 +12,10 @@ from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.logger import G_LOGGER
 
 from stof_onnx.errors import StofError
+from stof_onnx.graph.external import is_external, read_tensor, tensor_nbytes
 
 _QUIET = 3  # ONNX Runtime: errors only
+_INLINE_BELOW = 4096  # bytes; ONNX Runtime's shape inference can not read axes and shapes from external data
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -36,6 +38,9 @@ class Runner:
         for name in dict.fromkeys(extra_outputs):
             if name not in present:
                 model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+        for tensor in model.graph.initializer:
+            if is_external(tensor) and tensor_nbytes(tensor) < _INLINE_BELOW:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(read_tensor(tensor, base_dir), tensor.name))
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC

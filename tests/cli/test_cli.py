@@ -1,0 +1,189 @@
+"""Exit codes, one clear message, nothing half-written, and the input never touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from stof_onnx import __version__, cli
+
+from tests.graph.builders import linear, save_external
+from tests.verify.models import attention
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnx"
+    onnx.save(linear(), str(path))
+    return path
+
+
+def _refused(arguments: list[str], message: str, folder: Path, capsys: Captured, code: int = 2) -> None:
+    """The command fails with one line that holds `message`, and `folder` is as it was."""
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert cli.main(arguments) == code
+    printed = capsys.readouterr()
+    lines = printed.err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0] and lines[0].startswith("stof-onnx: "), printed.err
+    assert "Traceback" not in printed.out + printed.err
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"hello world, this is text" * 9, "ONNX model"),
+        (linear().SerializeToString()[:333], "ONNX model"),
+        (None, "no such file"),
+    ],
+)
+@pytest.mark.parametrize("command", ["optimize", "inspect"])
+def test_bad_files(content: bytes | None, message: str, command: str, tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "m.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    _refused([command, str(path)], message, tmp_path, capsys)
+
+
+def test_missing_and_escaping_external_data(tmp_path: Path, capsys: Captured) -> None:
+    save_external(linear(), tmp_path / "m.onnx")
+    proto = onnx.load(str(tmp_path / "m.onnx"), load_external_data=False)
+    (tmp_path / "weights.bin").unlink()
+    _refused(["optimize", str(tmp_path / "m.onnx")], "weights.bin is missing", tmp_path, capsys)
+    for tensor in proto.graph.initializer:
+        tensor.external_data[0].value = "../../etc/passwd"
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    _refused(["optimize", str(tmp_path / "m.onnx")], "leaves the model's folder", tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("nope:1x8", "no input 'nope'"),
+        ("x:1x9", "axis 1 has size 8"),
+        ("x:0x8", "size 0"),
+        ("x:1x8x1", "has 2 axes"),
+        ("x", "no shape found"),
+        ("x:4x8:1x8", "min <= opt <= max"),
+    ],
+)
+def test_bad_shapes(shape: str, message: str, model: Path, capsys: Captured) -> None:
+    _refused(["optimize", str(model), "--shape", shape], message, model.parent, capsys)
+
+
+def test_bad_targets(model: Path, capsys: Captured) -> None:
+    folder = model.parent
+    (folder / "sub").mkdir()
+    (folder / "link.onnx").symlink_to(model)
+    os.link(model, folder / "hard.onnx")
+    for target, message in [
+        (model, "the output is the input file"),
+        (folder / "link.onnx", "the output is the input file"),
+        (folder / "hard.onnx", "the output is the input file"),
+        (folder / "sub", "the output is a folder"),
+        (folder / "none" / "o.onnx", "does not exist"),
+        (model / "o.onnx", "does not exist"),
+        (Path("/proc/o.onnx"), "/proc"),
+    ]:
+        _refused(["optimize", str(model), "-o", str(target)], message, folder, capsys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_folder(model: Path, capsys: Captured) -> None:
+    (model.parent / "locked").mkdir(mode=0o555)
+    _refused(["optimize", str(model), "-o", str(model.parent / "locked" / "o")], "read-only", model.parent, capsys)
+
+
+def test_the_report_can_not_replace_a_model(model: Path, capsys: Captured) -> None:
+    _refused(["optimize", str(model), "--report", str(model)], "the report is the input file", model.parent, capsys)
+    output = model.with_name("o.onnx")
+    arguments = ["optimize", str(model), "-o", str(output), "--report", str(output)]
+    _refused(arguments, "the report is the output file", model.parent, capsys)
+    _refused(
+        ["inspect", str(model), "--report", str(model.parent / "no" / "r")], "does not exist", model.parent, capsys
+    )
+
+
+def test_nothing_to_replace(model: Path, capsys: Captured) -> None:
+    assert cli.main(["optimize", str(model), "--report", str(model.parent / "r.json")]) == 0
+    assert "nothing to replace" in capsys.readouterr().out
+    assert onnx.load(str(model.with_name("m.stof.onnx"))) == linear()
+    report = json.loads((model.parent / "r.json").read_text())
+    assert report["attention"] == {"found": 0, "replaced": 0, "refused": [], "sites": []}
+    assert report["verify"] is None and "stof-onnx" in report["versions"] and "load" in report["timings"]
+
+
+def test_verify_tells_equal_from_different(tmp_path: Path, capsys: Captured) -> None:
+    onnx.save(attention(), str(tmp_path / "a.onnx"))
+    onnx.save(attention(flaw="mask"), str(tmp_path / "b.onnx"))
+    shape = ["--shape", "ids:2x40"]
+    assert cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "a.onnx"), *shape]) == 0
+    assert "computes the same as" in capsys.readouterr().out
+    report = tmp_path / "r.json"
+    code = cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), *shape, "--report", str(report)])
+    assert code == 1 and "does NOT compute the same" in capsys.readouterr().out
+    verdict = json.loads(report.read_text())["verify"]
+    assert verdict["passed"] is False and verdict["outputs"][0]["max_abs"] > 0 and verdict["failures"]
+
+
+def test_version_and_help(capsys: Captured) -> None:
+    for arguments, expected in [
+        (["--version"], __version__),
+        (["--help"], "optimize"),
+        (["optimize", "--help"], "--no-verify"),
+        (["inspect", "--help"], "--pictures"),
+        (["verify", "--help"], "--load-inputs"),
+    ]:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        assert stopped.value.code == 0 and expected in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["optimise", "m.onnx"])
+    assert stopped.value.code == 2
+
+
+def test_export_without_torch_names_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stof_models.cli", None)
+    assert cli.main(["export", "bert"]) == 2
+    assert "stof-onnx[models]" in capsys.readouterr().err
+
+
+def test_unexpected_errors_are_one_line_unless_asked(
+    model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("stof_onnx.pipeline.load_model", broken)
+    _refused(["inspect", str(model)], "internal error: ZeroDivisionError: oops", model.parent, capsys)
+    monkeypatch.setenv("STOF_DEBUG", "1")
+    assert cli.main(["inspect", str(model)]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_leaves_nothing(model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stof_onnx.graph.save.check_file", interrupt)
+    _refused(["optimize", str(model)], "interrupted", model.parent, capsys, code=130)
+
+
+def test_as_a_program(model: Path) -> None:
+    """Through the installed entry point's module: plain text when it is no terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stof_onnx.cli", "optimize", str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr and done.stderr == ""
+    assert f"written: {model.with_name('m.stof.onnx')}" in done.stdout

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def fresh_rng() -> np.random.Generator:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
