@@ -1,0 +1,67 @@
+"""Follows probabilities @ V downstream: the exporter's transpose and reshape disappear into the output layout.
+
+Contract: the chosen tensor is, element for element, [B, H, Sq, Dv] (BHSD) or [B, Sq, H*Dv] (BSHD) of the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import onnx_graphsurgeon as gs
+
+from stof_onnx.attention.movement import MOVES, forward, is_standard
+from stof_onnx.attention.products import Product
+from stof_onnx.attention.types import Layout
+from stof_onnx.attention.views import View, reduce_axis
+
+if TYPE_CHECKING:
+    from stof_onnx.graph.fold import Folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that can take the node's output, and the nodes between the product (excluded) and it (included)."""
+
+    tensor: gs.Tensor
+    layout: Layout
+    nodes: tuple[gs.Node, ...]
+
+
+def results(
+    product: Product, batch: int, heads: int, seq: int, dim: int, graph_outputs: set[int], folder: Folder
+) -> list[Result]:
+    """Candidates for the output with these sizes, nearest first."""
+    tensor = product.node.outputs[0]
+    view: View | None = View.contiguous((*product.batch, seq, dim)).transpose(product.perm)
+    nodes: list[gs.Node] = []
+    found = []
+    while view is not None:
+        layout = _layout(view, batch, heads, seq, dim)
+        if layout is not None:
+            found.append(Result(tensor, layout, tuple(nodes)))
+        if id(tensor) in graph_outputs or len(tensor.outputs) != 1:
+            break
+        node = tensor.outputs[0]
+        if not is_standard(node) or node.op not in MOVES or node.inputs[0] is not tensor:
+            break
+        nodes.append(node)
+        tensor = node.outputs[0]
+        view = forward(node, tensor, view, folder)
+    return found
+
+
+def _layout(view: View, batch: int, heads: int, seq: int, dim: int) -> Layout | None:
+    if view.offset:
+        return None
+    if view.shape == (batch, heads, seq, dim) and _equal(view, View.contiguous(view.shape)):
+        return Layout.BHSD
+    if view.shape == (batch, seq, heads * dim):
+        wanted = View((((batch, heads * seq * dim),), ((seq, dim),), ((heads, seq * dim), (dim, 1))))
+        if _equal(view, wanted):
+            return Layout.BSHD
+    return None
+
+
+def _equal(a: View, b: View) -> bool:
+    return all(reduce_axis(x) == reduce_axis(y) for x, y in zip(a.axes, b.axes, strict=True))

@@ -1,0 +1,105 @@
+"""From the softmax down to probabilities @ V.
+
+Contract: between the softmax and the product there are only nodes that leave the probabilities as they are (Cast,
+Identity, Dropout, reshapes of leading axes) or turn NaN into 0; nothing else reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from stof_onnx.attention.movement import is_standard
+from stof_onnx.attention.products import Product, is_product, read_product
+from stof_onnx.attention.scores import Stop
+
+if TYPE_CHECKING:
+    from stof_onnx.graph.fold import Folder
+
+_RESHAPES = {"Reshape", "Unsqueeze", "Squeeze"}
+
+
+@dataclass(frozen=True)
+class Values:
+    """The product with V, the nodes from the softmax (excluded) to it (included), whether NaN becomes 0."""
+
+    product: Product
+    nodes: tuple[gs.Node, ...]
+    nan_guard: bool
+    found: bool = True
+
+
+def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Values | Stop:
+    """Walks down from the softmax. `graph_outputs` are ids of tensors that leave their graph."""
+    tensor = softmax.outputs[0]
+    shape = folder.shape(tensor)
+    nodes: list[gs.Node] = []
+    guard = False
+    while True:
+        if id(tensor) in graph_outputs:
+            return Stop("the probabilities are an output of the graph", tensor.inputs[0])
+        readers = list(dict.fromkeys(tensor.outputs))
+        guarded = _nan_guard(tensor, folder)
+        if guarded is not None:
+            nodes += guarded
+            tensor, guard = guarded[-1].outputs[0], True
+            continue
+        if len(readers) != 1 or len(tensor.outputs) != 1:
+            return Stop("the probabilities have another consumer", readers[1] if len(readers) > 1 else softmax)
+        node = readers[0]
+        nodes.append(node)
+        if is_product(node):
+            break
+        if not is_standard(node):
+            return Stop(f"{node.domain}::{node.op} between the softmax and the values", node)
+        if node.op in ("Cast", "Identity") or node.op == "Dropout":
+            tensor = node.outputs[0]
+        elif node.op in _RESHAPES:
+            after = folder.shape(node.outputs[0])
+            if shape is None or after is None or after[-2:] != shape[-2:] or np.prod(after) != np.prod(shape):
+                return Stop(f"{node.op} moves the query or key axis of the probabilities", node)
+            tensor = node.outputs[0]
+        else:
+            return Stop(f"{node.op} between the softmax and the values", node)
+    if node.inputs[0] is not tensor or node.inputs[1] is tensor:
+        return Stop("the probabilities are not the left operand of the product with V", node)
+    product = read_product(node, folder)
+    if product is None:
+        return Stop(f"{node.op} is not one matrix product with known sizes", node)
+    if product.left_letters[-2:] != product.m + product.c:
+        return Stop(f"{node.op} does not sum over the keys", node)
+    if isinstance(product.right, gs.Constant):
+        return Stop("the values are a constant", node)
+    return Values(product, tuple(nodes), guard)
+
+
+def reaches_product(softmax: gs.Node, limit: int = 12) -> bool:
+    """True when some product lies a few nodes below the softmax with its result as left operand."""
+    frontier, seen = [softmax.outputs[0]], 0
+    while frontier and seen < limit:
+        tensor = frontier.pop(0)
+        for node in tensor.outputs:
+            seen += 1
+            if is_product(node):
+                if not isinstance(node.inputs[1], gs.Constant):
+                    return True
+            elif node.op in {"Cast", "Identity", "Dropout", "Where", "Mul", "Transpose", "Slice", *_RESHAPES}:
+                frontier.append(node.outputs[0])
+    return False
+
+
+def _nan_guard(tensor: gs.Tensor, folder: Folder) -> list[gs.Node] | None:
+    """[IsNaN, Where] when the readers of `tensor` are exactly Where(IsNaN(tensor), 0, tensor)."""
+    readers = list(tensor.outputs)
+    tests = [n for n in readers if n.op == "IsNaN" and is_standard(n)]
+    choices = [n for n in readers if n.op == "Where" and is_standard(n)]
+    if len(readers) != 2 or len(tests) != 1 or len(choices) != 1:
+        return None
+    test, choice = tests[0], choices[0]
+    flag = test.outputs[0]
+    if len(flag.outputs) != 1 or choice.inputs[0] is not flag or choice.inputs[2] is not tensor:
+        return None
+    return [test, choice] if folder.scalar(choice.inputs[1]) == 0 else None
