@@ -1,16 +1,265 @@
-"""Finds every attention of a model that is provably one StofAttention node."""
+"""Finds every attention of a model that is provably one StofAttention node.
+
+Steps, one file each: anchors (where to look), values (softmax down to V), scores (softmax up to Q and K), movement and
+heads (where Q, K, V come from and how they lie), output, recover (what the mask terms mean).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stof_onnx.attention.types import AttentionMatch, Refusal
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from stof_onnx.attention.anchors import is_softmax, leaving, scopes
+from stof_onnx.attention.heads import Placed, place
+from stof_onnx.attention.movement import sources
+from stof_onnx.attention.output import Result, results
+from stof_onnx.attention.recover import recover
+from stof_onnx.attention.scores import Scores, Stop, read_scores
+from stof_onnx.attention.types import AttentionMatch, Recovered, Refusal, ScoreSite
+from stof_onnx.attention.values import Values, reaches_product, read_values
+from stof_onnx.graph.model import node_label
+from stof_onnx.graph.scenarios import build_family
 
 if TYPE_CHECKING:
+    from stof_onnx.graph.fold import Folder
     from stof_onnx.graph.model import LoadedModel
     from stof_onnx.options import OptimizeOptions
+
+_FLOATS = {"float16", "bfloat16", "float32"}
 
 
 def find_attention(model: LoadedModel, options: OptimizeOptions) -> tuple[list[AttentionMatch], list[Refusal]]:
     """Matches and refusals in graph order; edits nothing."""
-    return [], []
+    family = build_family(model)
+    finder = _Finder(family.main, family.probes, family.unbounded, leaving(model.graph), options.assume_no_empty_rows)
+    matches: list[AttentionMatch] = []
+    refusals: list[Refusal] = []
+    for graph in scopes(model.graph):
+        for node in graph.nodes:
+            found = finder.at(graph, node)
+            if isinstance(found, AttentionMatch):
+                matches.append(found)
+            elif found is not None:
+                refusals.append(found)
+    return matches, refusals
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One way to cut Q, K, V and the output out of the graph."""
+
+    q: Placed
+    k: Placed
+    v: Placed
+    result: Result
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What must be the same at every size."""
+        placed = [(id(p.source.tensor), p.layout, p.heads, p.dim, p.source.scale) for p in (self.q, self.k, self.v)]
+        return (*placed, self.q.query_heads, id(self.result.tensor), self.result.layout)
+
+    @property
+    def absorbed(self) -> int:
+        """Nodes that disappear around the core."""
+        return sum(len(p.source.nodes) for p in (self.q, self.k, self.v)) + len(self.result.nodes)
+
+
+class _Reject(Exception):
+    def __init__(self, reason: str, node: gs.Node | None) -> None:
+        super().__init__(reason)
+        self.reason, self.node = reason, node
+
+
+class _Finder:
+    """Reads one site after another."""
+
+    def __init__(
+        self, main: Folder, probes: tuple[Folder, ...], unbounded: tuple[bool, ...], leaving: set[int], assume: bool
+    ) -> None:
+        self.main, self.probes, self.unbounded = main, probes, unbounded
+        self.leaving, self.assume = leaving, assume
+        self._recovered: dict[tuple[object, ...], Recovered | Refusal] = {}
+
+    def at(self, graph: gs.Graph, node: gs.Node) -> AttentionMatch | Refusal | None:
+        """The match or refusal anchored at `node`; None where there is no attention."""
+        if not is_softmax(node):
+            return None
+        try:
+            return self._softmax(graph, node)
+        except _Reject as reject:
+            blamed = reject.node if reject.node is not None else node
+            return Refusal(reject.reason, (node_label(blamed),), node_label(node))
+
+    def _softmax(self, graph: gs.Graph, softmax: gs.Node) -> AttentionMatch | Refusal | None:
+        scores = read_scores(softmax.inputs[0], self.main)
+        if isinstance(scores, Stop):
+            if scores.harmless or not reaches_product(softmax):
+                return None
+            raise _Reject(scores.reason, scores.node)
+        values = read_values(softmax, self.leaving, self.main)
+        if isinstance(values, Stop):
+            if not reaches_product(softmax) and not scores.terms and scores.scale == 1.0:
+                return None
+            raise _Reject(values.reason, values.node)
+        shape = self.main.shape(softmax.inputs[0])
+        if shape is None:
+            raise _Reject("the sizes of the scores are not known", softmax)
+        if softmax.attrs.get("axis", -1) not in (-1, len(shape) - 1):
+            raise _Reject("the softmax is not over the keys", softmax)
+        self._private(scores, values, softmax)
+        choice = self._choose(scores, values, softmax)
+        return self._build(graph, softmax, scores, values, choice)
+
+    def _private(self, scores: Scores, values: Values, softmax: gs.Node) -> None:
+        """Nothing else reads what would disappear."""
+        for tensor in scores.tensors:
+            if id(tensor) in self.leaving:
+                raise _Reject("the scores are an output of the graph", tensor.inputs[0])
+            if len(tensor.outputs) != 1:
+                others = [n for n in tensor.outputs if n not in scores.nodes and n is not softmax]
+                raise _Reject("the scores have another consumer", others[0] if others else tensor.inputs[0])
+
+    def _choose(self, scores: Scores, values: Values, softmax: gs.Node) -> _Choice:
+        choices = sorted(_choices(scores, values, self.leaving, self.main), key=lambda c: -c.absorbed)
+        if not choices:
+            raise _Reject("Q, K, V and the output have no common batch and head axes", scores.product.node)
+        for probe in self.probes:
+            again = read_scores(softmax.inputs[0], probe)
+            below = read_values(softmax, self.leaving, probe)
+            if isinstance(again, Stop) or isinstance(below, Stop):
+                stop = again if isinstance(again, Stop) else below
+                assert isinstance(stop, Stop)
+                raise _Reject(f"at other sizes: {stop.reason}", stop.node)
+            if (again.scale, again.softcap) != (scores.scale, scores.softcap):
+                raise _Reject("the scale depends on the input's size", scores.product.node)
+            keys = {c.key for c in _choices(again, below, self.leaving, probe)}
+            choices = [c for c in choices if c.key in keys]
+        if not choices:
+            raise _Reject("how Q, K and V lie depends on the input's size", scores.product.node)
+        return choices[0]
+
+    def _build(
+        self, graph: gs.Graph, softmax: gs.Node, scores: Scores, values: Values, choice: _Choice
+    ) -> AttentionMatch | Refusal:
+        q, k, v = choice.q, choice.k, choice.v
+        name = node_label(softmax)
+        dtype = self.main.dtype(q.source.tensor)
+        if dtype is None or dtype.name not in _FLOATS:
+            raise _Reject(f"attention in {dtype}", softmax)
+        core = scores.product.node.outputs[0]
+        sizes = (q.batch, q.query_heads, q.seq, k.seq)
+        probe_sizes = tuple(_sizes(self._probe_shape(core, p), q, p) for p in self.probes)
+        if q.seq == 1 and all(s[2] == 1 for s in probe_sizes):
+            raise _Reject("one query at a time (decoding) is left to the runtime", softmax)
+        softmax_dtype = self.main.dtype(softmax.inputs[0])
+        core_dtype = self.main.dtype(core)
+        assert softmax_dtype is not None and core_dtype is not None
+        site = ScoreSite(
+            name,
+            *sizes,
+            dtype=core_dtype,
+            softmax_dtype=softmax_dtype,
+            nan_guard=values.nan_guard,
+            assume_no_empty_rows=self.assume,
+            probe_sizes=probe_sizes,
+        )
+        recovered = self._recover(scores, site)
+        if isinstance(recovered, Refusal):
+            return recovered
+        moving = [s[2:] != sizes[2:] for s in probe_sizes]
+        free = any(m and u for m, u in zip(moving, self.unbounded, strict=True))
+        return AttentionMatch(
+            name=name,
+            graph=graph,
+            q=q.source.tensor,
+            k=k.source.tensor,
+            v=v.source.tensor,
+            output=choice.result.tensor,
+            q_layout=q.layout,
+            k_layout=k.layout,
+            v_layout=v.layout,
+            o_layout=choice.result.layout,
+            num_heads=q.query_heads,
+            num_kv_heads=k.heads,
+            head_dim=q.dim,
+            v_head_dim=v.dim,
+            seq_q=0 if free else q.seq,
+            seq_kv=0 if free else k.seq,
+            dynamic_seq=any(moving),
+            dtype=dtype,
+            scale=scores.scale * q.source.scale * k.source.scale * recovered.scale_factor,
+            softcap=scores.softcap,
+            mask=recovered.mask,
+            bias=recovered.bias,
+            kv_mask=recovered.kv_mask,
+            masked_row=recovered.masked_row,
+            nodes=(*scores.nodes, softmax, *values.nodes, *choice.result.nodes),
+            notes=recovered.notes,
+            score_bound=recovered.score_bound,
+            ranks=(len(q.source.shape), len(k.source.shape), len(v.source.shape)),
+        )
+
+    def _probe_shape(self, core: gs.Tensor, probe: Folder) -> tuple[int, ...]:
+        shape = probe.shape(core)
+        if shape is None:
+            raise _Reject("the sizes of the scores are not known at other sizes of the input", core.inputs[0])
+        return shape
+
+    def _recover(self, scores: Scores, site: ScoreSite) -> Recovered | Refusal:
+        """Layers that share their mask tensors share the work."""
+        key = (
+            tuple((t.kind, str(t.dtype), id(t.tensor), t.keep, t.fill, id(t.fill_tensor), t.negate, t.view and
+                   self.main.shape(t.view)) for t in scores.terms),
+            site.batch, site.heads, site.seq_q, site.seq_kv, str(site.dtype), str(site.softmax_dtype), site.nan_guard,
+            site.probe_sizes,
+        )  # fmt: skip
+        if key not in self._recovered:
+            self._recovered[key] = recover(scores.terms, site, self.main)
+        found = self._recovered[key]
+        if isinstance(found, Refusal):
+            own = tuple(node_label(t.node) for t in scores.terms if t.node is not None)
+            return Refusal(found.reason, found.nodes if site.name == found.site else own, site.name)
+        return found
+
+
+def _sizes(core: tuple[int, ...], q: Placed, probe: Folder) -> tuple[int, int, int, int]:
+    total = int(np.prod(core[:-2]))
+    return total // q.query_heads, q.query_heads, core[-2], core[-1]
+
+
+def _choices(scores: Scores, values: Values, leaving: set[int], folder: Folder) -> Iterator[_Choice]:
+    """Every consistent way to read Q, K, V and the output."""
+    product, below = scores.product, values.product
+    queries = [p for s in sources(product.left, folder) for p in place(s, product.left_view(s.view))]
+    keys = [p for s in sources(product.right, folder) for p in place(s, product.right_view(s.view))]
+    vals = [
+        p for s in sources(below.right, folder) if s.scale == 1.0 for p in place(s, below.right_view(s.view))
+    ]
+    for q in queries:
+        if q.heads != q.query_heads:
+            continue
+        dtype = folder.dtype(q.source.tensor)
+        ends = []
+        for v in vals:
+            if (v.batch, v.query_heads) != (q.batch, q.query_heads) or folder.dtype(v.source.tensor) != dtype:
+                continue
+            ends += [
+                (v, r)
+                for r in results(below, q.batch, q.query_heads, q.seq, v.dim, leaving, folder)
+                if folder.dtype(r.tensor) == dtype
+            ]
+        for k in keys:
+            if (k.batch, k.query_heads, k.dim) != (q.batch, q.query_heads, q.dim):
+                continue
+            if folder.dtype(k.source.tensor) != dtype:
+                continue
+            for v, result in ends:
+                if v.heads == k.heads and v.seq == k.seq:
+                    yield _Choice(q, k, v, result)
+
+

@@ -34,6 +34,7 @@ class Stop:
     reason: str
     node: gs.Node | None = None
     depth: int = 0
+    harmless: bool = False  # there is no attention here
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _core(node: gs.Node, folder: Folder, depth: int) -> tuple[Product, list[Step
     if product is None:
         return Stop(f"{node.op} is not one matrix product with known sizes", node, depth)
     if folder.is_static(product.right) or isinstance(product.left, gs.Constant):
-        return Stop("the scores come from a product with a constant", node, depth)
+        return Stop("the scores come from a product with a constant", node, depth, harmless=True)
     if not in_place(product):
         return Stop(f"{node.op} does not give [..., query, key]", node, depth)
     return product, []

@@ -116,6 +116,8 @@ class ScoreTerm:
     negate: bool = False
     view: gs.Tensor | None = None
     node: gs.Node | None = None
+    stable: bool = False  # an entry of `build` does not depend on the sizes
+    axes: tuple[int, ...] | None = None  # which of [B, H, Sq, Skv] each axis of `tensor` is; None: right-aligned
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,6 @@ class ScoreSite:
 
     batch, heads, seq_q, seq_kv are those of the scenario in which everything is encoded (the largest sizes).
     `nan_guard`: the graph turns NaN probabilities into 0 (Where(IsNaN(p), 0, p)).
-    `scale` multiplies Q @ K^T before the first term; only its size matters here (the score bound).
     """
 
     name: str
@@ -137,6 +138,8 @@ class ScoreSite:
     nan_guard: bool = False
     batch_dynamic: bool = False
     seq_dynamic: bool = False
+    assume_no_empty_rows: bool = False
+    probe_sizes: tuple[tuple[int, int, int, int], ...] = ()  # (B, H, Sq, Skv) in each probe of `folder.family`
 
 
 @dataclass(frozen=True)

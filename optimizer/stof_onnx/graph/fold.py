@@ -23,6 +23,7 @@ from stof_onnx.graph.shapes import SMALL, Scenario, Shapes, captured, constant_v
 
 if TYPE_CHECKING:
     from stof_onnx.graph.model import LoadedModel
+    from stof_onnx.graph.scenarios import Family
 
 CACHE_BYTES = 2 << 30
 _HALF = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
@@ -47,6 +48,7 @@ class Folder:
         self.shapes = Shapes(model, scenario)
         self._cache: OrderedDict[int, np.ndarray] = OrderedDict()
         self._cached = 0
+        self.family: Family | None = None  # the scenarios this one belongs to, where there are several
 
     def shape(self, tensor: gs.Tensor) -> tuple[int, ...] | None:
         """Sizes of `tensor`, None when they depend on data."""
@@ -273,6 +275,3 @@ def _run_ort(model: onnx.ModelProto, wanted: list[str], feeds: Mapping[str, np.n
 def _run_reference(model: onnx.ModelProto, wanted: list[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
         return list(ReferenceEvaluator(model).run(wanted, dict(feeds)))
-
-
-__all__ = ["CACHE_BYTES", "FoldError", "Folder"]
