@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.movement import is_standard
 from stof_onnx.graph.shapes import subgraphs_of
 

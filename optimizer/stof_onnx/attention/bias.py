@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from stof_onnx.attention.types import BiasKind, BiasTerm
 
 
@@ -15,10 +14,10 @@ def bias_term(bias: np.ndarray, allowed: np.ndarray) -> BiasTerm:
     if not bias.any():
         return BiasTerm(BiasKind.NONE)
     if bias.shape[0] == 1:
-        seen = allowed.any(axis=0)
+        seen: np.ndarray = np.logical_or.reduce(allowed, axis=0)
         vectors = []
         for h in range(bias.shape[1]):
-            vector = _relative(bias[0, h], seen[h] if seen.shape[0] == bias.shape[1] else seen.any(axis=0))
+            vector = _relative(bias[0, h], np.asarray(seen[h] if seen.shape[0] == bias.shape[1] else seen.any(axis=0)))
             if vector is None:
                 return BiasTerm(BiasKind.DENSE, bias)
             vectors.append(vector)

@@ -7,12 +7,12 @@ from operators whose entries do not change when an axis grows) or, for few lengt
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-
+from stof_onnx.attention.masked_row import mask_threshold
 from stof_onnx.attention.movement import is_standard
 from stof_onnx.attention.terms import play, term_values
 from stof_onnx.attention.types import Refusal, ScoreSite, ScoreTerm
@@ -84,7 +84,7 @@ def check_lengths(
         return None
     if free:
         return Refusal("nothing bounds the sequence length: give --shape with its range", labels, site.name)
-    problem = _compare(family.probes, terms, site, shown, allowed, bias, [s for s in sizes])
+    problem = _compare(family.probes, terms, site, shown, allowed, bias, list(sizes))
     if problem is not None:
         return Refusal(problem, labels, site.name)
     if worst.growth <= Growth.STABLE:
@@ -93,7 +93,9 @@ def check_lengths(
     square = site.seq_q == site.seq_kv == max(lengths, default=0) and all(s[2] == s[3] for s in sizes)
     if not square or len(lengths) > _MAX_LENGTHS:
         stopper = (node_label(worst.node),) if worst.node is not None else labels
-        return Refusal("the mask of a shorter sequence may not be the leading part of the largest one", stopper, site.name)
+        return Refusal(
+            "the mask of a shorter sequence may not be the leading part of the largest one", stopper, site.name
+        )
     for length in lengths:
         problem = _compare(
             (family.at(length),), terms, site, shown, allowed, bias, [(site.batch, site.heads, length, length)]
@@ -112,10 +114,6 @@ def _compare(
     bias: np.ndarray | None,
     sizes: list[tuple[int, int, int, int]],
 ) -> str | None:
-    from dataclasses import replace
-
-    from stof_onnx.attention.masked_row import mask_threshold
-
     threshold = mask_threshold(site.softmax_dtype)
     for folder, (batch, heads, s_q, s_kv) in zip(folders, sizes, strict=True):
         if s_q > site.seq_q or s_kv > site.seq_kv:
@@ -125,13 +123,17 @@ def _compare(
         for band in play(term_values(terms, small, folder, feeds), small):
             here = band.added > threshold
             there = allowed[:, :, band.q0 : band.q1, :s_kv]
-            if not np.array_equal(*np.broadcast_arrays(here, there)):
+            if not _equal(here, there):
                 return f"the mask at {s_q} x {s_kv} is not the leading part of the one at {site.seq_q} x {site.seq_kv}"
             value = np.where(here, band.added, 0)
             wanted = np.zeros((1, 1, 1, 1)) if bias is None else bias[:, :, band.q0 : band.q1, :s_kv]
-            if not np.array_equal(*np.broadcast_arrays(value, wanted)):
+            if not _equal(value, wanted):
                 return f"the bias at {s_q} x {s_kv} is not the leading part of the one at {site.seq_q} x {site.seq_kv}"
     return None
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool((a == b).all())
 
 
 class _Growths:
@@ -237,7 +239,11 @@ class _Growths:
                 return self._entrywise(node, reads, facts, worst)
         if op in _POLYNOMIAL and all(f.growth in (Growth.SIZE, Growth.STABLE, Growth.UNIFORM) for f in facts):
             return _Fact(Growth.SIZE)
-        if op == "Mul" and sum(f.growth is Growth.SIZE for f in facts) == 1 and all(f.growth <= Growth.SIZE for f in facts):
+        if (
+            op == "Mul"
+            and sum(f.growth is Growth.SIZE for f in facts) == 1
+            and all(f.growth <= Growth.SIZE for f in facts)
+        ):
             return _Fact(Growth.SIZE)
         return unknown
 
@@ -247,9 +253,9 @@ class _Growths:
             big, small = (0, 1) if node.op.startswith("Greater") else (1, 0)
             number = self.folder.scalar(reads[small]) if self.folder.is_static(reads[small]) else None
             strict = node.op in ("Greater", "Less")
-            if number is not None and (facts[big].low > number or facts[big].low == number and not strict):
+            if number is not None and (facts[big].low > number or (facts[big].low == number and not strict)):
                 return _Fact(Growth.UNIFORM)
-        if node.op == "Or" and worst <= Growth.STABLE or node.op == "And":
+        if (node.op == "Or" and worst <= Growth.STABLE) or node.op == "And":
             return _Fact(worst)
         return _Fact(worst, low)
 

@@ -56,4 +56,3 @@ def place(source: Source, view: View | None) -> list[Placed]:
         ):
             found.append(Placed(source, layout, batch, heads, total // batch, seq, dim))
     return found
-

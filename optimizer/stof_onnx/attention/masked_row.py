@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
 from stof_onnx.attention.types import MaskedRow, ScoreSite, ScoreTerm
 
 _PRECISION = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
@@ -20,7 +19,7 @@ _SWALLOWS, _KEEPS = 16.0, 2.0**-8
 
 @dataclass(frozen=True)
 class RowRule:
-    """The meaning of rows without keys, or the reason why no rule has it; `bound` is the |score| up to which it holds."""
+    """The meaning of rows without keys up to |score| = `bound`, or the reason why no rule has it."""
 
     rule: MaskedRow | None
     bound: float = np.inf

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.anchors import is_softmax, leaving, scopes
 from stof_onnx.attention.heads import Placed, place
 from stof_onnx.attention.movement import sources
@@ -121,7 +120,8 @@ class _Finder:
             if id(tensor) in self.leaving:
                 raise _Reject("the scores are an output of the graph", tensor.inputs[0])
             if len(tensor.outputs) != 1:
-                others = [n for n in tensor.outputs if n not in scores.nodes and n is not softmax]
+                own = {id(n) for n in (*scores.nodes, softmax)}
+                others = [n for n in tensor.outputs if id(n) not in own]
                 raise _Reject("the scores have another consumer", others[0] if others else tensor.inputs[0])
 
     def _choose(self, scores: Scores, values: Values, softmax: gs.Node) -> _Choice:
@@ -237,9 +237,7 @@ def _choices(scores: Scores, values: Values, leaving: set[int], folder: Folder) 
     product, below = scores.product, values.product
     queries = [p for s in sources(product.left, folder) for p in place(s, product.left_view(s.view))]
     keys = [p for s in sources(product.right, folder) for p in place(s, product.right_view(s.view))]
-    vals = [
-        p for s in sources(below.right, folder) if s.scale == 1.0 for p in place(s, below.right_view(s.view))
-    ]
+    vals = [p for s in sources(below.right, folder) if s.scale == 1.0 for p in place(s, below.values_view(s.view))]
     for q in queries:
         if q.heads != q.query_heads:
             continue
@@ -261,5 +259,3 @@ def _choices(scores: Scores, values: Values, leaving: set[int], folder: Folder) 
             for v, result in ends:
                 if v.heads == k.heads and v.seq == k.seq:
                     yield _Choice(q, k, v, result)
-
-

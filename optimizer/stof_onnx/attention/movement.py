@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.views import View
 
 if TYPE_CHECKING:
@@ -72,7 +71,11 @@ def sources(operand: gs.Tensor, folder: Folder) -> list[Source]:
         tensor = source
         view = _compose(steps, folder)
         if view is not None:
-            found.append(Source(tensor, folder.shape(tensor) or (), view, scale, tuple(n for n, _, _ in reversed(steps)), widened))
+            found.append(
+                Source(
+                    tensor, folder.shape(tensor) or (), view, scale, tuple(n for n, _, _ in reversed(steps)), widened
+                )
+            )
     return found
 
 
@@ -92,8 +95,11 @@ def _widens(node: gs.Node, folder: Folder) -> bool:
     if source is None or target is None:
         return False
     floats = ("float16", "bfloat16", "float32", "float64")
-    return source.name in floats and target.name in floats and source.itemsize <= target.itemsize and (
-        source.itemsize < target.itemsize or source == target
+    return (
+        source.name in floats
+        and target.name in floats
+        and source.itemsize <= target.itemsize
+        and (source.itemsize < target.itemsize or source == target)
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.movement import MOVES, forward, is_standard
 from stof_onnx.attention.products import Product
 from stof_onnx.attention.types import Layout

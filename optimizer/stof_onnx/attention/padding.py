@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.movement import MOVES, forward, is_standard
 from stof_onnx.attention.types import ScoreSite, ScoreTerm
-from stof_onnx.attention.views import View, reduce_axis
+from stof_onnx.attention.views import Axis, View, reduce_axis
 from stof_onnx.graph.shapes import subgraphs_of
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 _ELEMENTWISE = {
     "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Div", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsNaN", "Less",
-    "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Relu", "Round", "Sign", "Sub", "Sum", "Where",
-    "Xor", "CastLike", "IsInf", "Reciprocal", "BitwiseAnd", "BitwiseOr", "BitwiseNot", "Exp", "Log", "Sqrt",
+    "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Relu", "Round", "Sign", "Sub", "Sum",
+    "Where", "Xor", "CastLike", "IsInf", "Reciprocal", "BitwiseAnd", "BitwiseOr", "BitwiseNot", "Exp", "Log", "Sqrt",
 }  # fmt: skip
 
 
@@ -73,8 +72,11 @@ def paddings(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder) -> I
 
 
 def _is_key_shape(shape: tuple[int, ...], site: ScoreSite) -> bool:
-    return len(shape) >= 2 and shape[0] == site.batch and shape[-1] == site.seq_kv and (
-        int(np.prod(shape)) == site.batch * site.seq_kv
+    return (
+        len(shape) >= 2
+        and shape[0] == site.batch
+        and shape[-1] == site.seq_kv
+        and (int(np.prod(shape)) == site.batch * site.seq_kv)
     )
 
 
@@ -88,7 +90,9 @@ def _from_bool(tensor: gs.Tensor, folder: Folder) -> bool:
 
 def _upstream(tensor: gs.Tensor, folder: Folder) -> list[gs.Tensor]:
     """`tensor` and the run-time tensors above it, breadth first, a bounded number."""
-    queue, seen, order = deque([folder.resolve(tensor)]), set(), []
+    queue = deque([folder.resolve(tensor)])
+    seen: set[int] = set()
+    order: list[gs.Tensor] = []
     while queue and len(order) < 400:
         current = queue.popleft()
         if id(current) in seen or current.is_empty() or folder.is_static(current):
@@ -114,7 +118,7 @@ def _depends_by_key(
         return False
     scores = (site.batch, site.heads, site.seq_q, site.seq_kv)
     if term.axes is not None:
-        axes = [((1, 0),)] * 4
+        axes: list[Axis] = [((1, 0),)] * 4
         for axis, factors in zip(term.axes, view.axes, strict=True):
             axes[axis] = factors
         full: View | None = View(tuple(axes), view.offset).expand(scores)
@@ -188,8 +192,8 @@ def _gather_nd(node: gs.Node, view: View, folder: Folder) -> View | None:
     if indices is None or node.attrs.get("batch_dims", 0) or depth != len(view.axes):
         return None
     strides = []
-    for axis in view.axes:
-        reduced = reduce_axis(axis)
+    for factors in view.axes:
+        reduced = reduce_axis(factors)
         if len(reduced) > 1:
             return None
         strides.append(reduced[0][1] if reduced else 0)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.movement import is_standard
 from stof_onnx.attention.views import View
 
@@ -40,17 +39,19 @@ class Product:
     alpha: float = 1.0
 
     def left_view(self, view: View) -> View | None:
-        return self._canonical(view, self.left_letters, self.m)
+        return self._canonical(view, self.left_letters, self.m, self.c)
 
     def right_view(self, view: View) -> View | None:
-        return self._canonical(view, self.right_letters, self.n)
+        return self._canonical(view, self.right_letters, self.n, self.c)
 
-    def _canonical(self, view: View, letters: str, rows: str) -> View | None:
+    def values_view(self, view: View) -> View | None:
+        """The right operand as [batch..., inner, columns]: V, whose rows are the keys."""
+        return self._canonical(view, self.right_letters, self.c, self.n)
+
+    def _canonical(self, view: View, letters: str, rows: str, last: str) -> View | None:
         if len(letters) != len(view.axes):
             return None
-        axes = [
-            view.axes[letters.index(x)] if x in letters else ((1, 0),) for x in (*self.batch_letters, rows, self.c)
-        ]
+        axes = [view.axes[letters.index(x)] if x in letters else ((1, 0),) for x in (*self.batch_letters, rows, last)]
         ordered = View(tuple(axes), view.offset)
         return ordered.expand((*self.batch, *ordered.shape[-2:]))
 
@@ -113,9 +114,11 @@ def _einsum(node: gs.Node, folder: Folder) -> Product | None:
 
 def _without_ellipsis(a: str, b: str, out: str, ranks: list[int]) -> tuple[str, str, str]:
     free = [x for x in _LETTERS if x not in a + b + out]
-    count = max(rank - len(t.replace("...", "")) for t, rank in zip((a, b), ranks, strict=True) if "..." in t) if (
-        "..." in a + b
-    ) else 0
+    count = (
+        max(rank - len(t.replace("...", "")) for t, rank in zip((a, b), ranks, strict=True) if "..." in t)
+        if ("..." in a + b)
+        else 0
+    )
     names = "".join(free[:count])
     extra_a, extra_b = (ranks[i] - len(t.replace("...", "")) for i, t in enumerate((a, b)))
     a = a.replace("...", names[count - extra_a :] if "..." in a else "")

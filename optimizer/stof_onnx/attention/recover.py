@@ -7,12 +7,12 @@ kv_mask allow) for every score up to `score_bound`, rows without keys by `masked
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import inf, log
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.bias import bias_term
 from stof_onnx.attention.dynamic import check_lengths
 from stof_onnx.attention.masked_row import RowClassifier, RowRule, mask_threshold, working_dtype
@@ -38,6 +38,7 @@ from stof_onnx.mask.encode import encode
 if TYPE_CHECKING:
     from stof_onnx.graph.fold import Folder
 
+_NOTED = 1e30  # bounds above are not worth a line in the report
 Feeds = tuple[tuple[gs.Tensor, np.ndarray], ...]
 
 
@@ -68,7 +69,12 @@ def _recover(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder) -> R
 
 
 def _padded(
-    terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder, padding: Padding, invert: bool, bias: _RunTimeBias | None
+    terms: tuple[ScoreTerm, ...],
+    site: ScoreSite,
+    folder: Folder,
+    padding: Padding,
+    invert: bool,
+    bias: _RunTimeBias | None,
 ) -> Recovered | Refusal:
     parts = _Parts(terms, site, folder)
     shown = padding.filled(0 if invert else 1)
@@ -122,7 +128,7 @@ class _Parts:
         lead = np.broadcast_shapes((1, 1), *[a.shape[:2] for v in values for a in (v.value, v.fill) if a is not None])
         allowed = np.empty((*lead, site.seq_q, site.seq_kv), bool)
         bias: np.ndarray | None = None
-        pairs = zip(play(values, site), play(hidden, site) if hidden is not None else _forever(), strict=False)
+        pairs = zip(play(values, site), play(hidden, site) if hidden is not None else repeat(None), strict=False)
         for band, dark in pairs:
             rows = slice(band.q0, band.q1)
             masked = band.added <= self.threshold
@@ -165,16 +171,12 @@ class _Parts:
 
     def _hidden_rows(self, band: Played, dark: Played, masked: np.ndarray) -> None:
         """Padding can empty every row: each key is then either hidden or, where it was masked anyway, shown."""
-        kept = np.concatenate(np.broadcast_arrays(dark.kept, np.where(masked, band.kept, dark.kept), dark.added)[:2], -1)
-        added = np.concatenate(
-            np.broadcast_arrays(dark.added, np.where(masked, band.added, dark.added), dark.kept)[:2], -1
+        dark_kept, dark_added, shown_kept, shown_added = np.broadcast_arrays(
+            dark.kept, dark.added, np.where(masked, band.kept, dark.kept), np.where(masked, band.added, dark.added)
         )
-        kept, added = np.broadcast_arrays(kept, added)
+        kept = np.concatenate((dark_kept, shown_kept), axis=-1)
+        added = np.concatenate((dark_added, shown_added), axis=-1)
         self.rows.add_rows(kept.reshape(-1, kept.shape[-1]), added.reshape(-1, added.shape[-1]))
-
-
-def _forever() -> np.ndarray:
-    return iter(lambda: None, 0)  # type: ignore[return-value]
 
 
 def _finish(
@@ -190,18 +192,18 @@ def _finish(
             return Refusal("a known bias and one known only at run time", _labels(terms), site.name)
         rule = _run_time_rule(rule, run_time, parts, masked)
     if rule.rule is None:
-        if kv is None and run_time is None or not site.assume_no_empty_rows:
+        if (kv is None and run_time is None) or not site.assume_no_empty_rows:
             advice = "" if kv is None and run_time is None else " (--assume-no-empty-rows if no input does that)"
             return Refusal(rule.reason + advice, _labels(terms), site.name)
         parts.notes.append("assumed, as asked: no input hides all keys of a row")
-        rule = RowRule(MaskedRow.ZERO)
+    meaning = rule.rule or MaskedRow.ZERO
     problem = check_lengths(terms, site, shown, allowed, bias, folder)
     if problem is not None:
         return problem
     bound = _score_bound(parts)
-    if bound < inf:
+    if bound < _NOTED:
         parts.notes.append(f"finite mask constants are masks while no |score| exceeds {bound:.4g}")
-    if rule.bound < inf and rule.rule is MaskedRow.MEAN:
+    if rule.bound < _NOTED and rule.rule is MaskedRow.MEAN:
         parts.notes.append(f"a row without keys is the mean of V while no |score| exceeds {rule.bound:.4g}")
     term = BiasTerm(BiasKind.NONE)
     if run_time is not None:
@@ -212,7 +214,7 @@ def _finish(
         mask=encode(allowed) if masked else None,
         bias=term,
         kv_mask=kv or KvMask(KvKind.NONE),
-        masked_row=rule.rule,
+        masked_row=meaning,
         scale_factor=parts.factor,
         notes=tuple(parts.notes),
         score_bound=bound,
@@ -268,9 +270,7 @@ def _with_run_time_bias(
     return Refusal(f"{names} known only at run time: neither key padding nor one bias", labels, site.name)
 
 
-def _as_bias(
-    term: ScoreTerm, terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder
-) -> _RunTimeBias | Refusal:
+def _as_bias(term: ScoreTerm, terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder) -> _RunTimeBias | Refusal:
     label = (node_label(term.node),) if term.node is not None else ()
     after = terms[next(i for i, t in enumerate(terms) if t is term) + 1 :]
     before = terms[: len(terms) - len(after) - 1]
@@ -297,7 +297,7 @@ def _may_hide(tensor: gs.Tensor, folder: Folder) -> bool:
     while stack and seen < 60:
         current = stack.pop()
         seen += 1
-        if folder.dtype(current) == np.bool_ or not current.inputs and not folder.is_static(current):
+        if folder.dtype(current) == np.bool_ or (not current.inputs and not folder.is_static(current)):
             return True
         if current.inputs:
             node = current.inputs[0]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.movement import is_standard
 from stof_onnx.attention.products import Product, in_place, is_product, read_product
 from stof_onnx.attention.types import ScoreTerm
@@ -171,7 +170,7 @@ class _Interpreter:
             return self._multiply(step, dtype)
         if self.tanh:
             self._end_tanh(1.0)
-        view = step.out if step.out is not None and len(shape) != 4 or shape != self.shape else None
+        view = step.out if (step.out is not None and len(shape) != 4) or shape != self.shape else None
         if op == "Add" or op == "Sub":
             first = step.source is node.inputs[0]
             if op == "Sub" and not first:

@@ -12,12 +12,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from stof_onnx.attention.types import ScoreSite, ScoreTerm
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
-
     from stof_onnx.graph.fold import Folder
 
 _BAND_ELEMENTS = 1 << 23
@@ -93,8 +91,8 @@ def canonical(array: np.ndarray, term: ScoreTerm, site: ScoreSite, folder: Folde
     scores = (site.batch, site.heads, site.seq_q, site.seq_kv)
     if term.axes is not None:
         shape = [1, 1, 1, 1]
-        for axis, size in zip(term.axes, array.shape, strict=True):
-            shape[axis] = size
+        for axis, extent in zip(term.axes, array.shape, strict=True):
+            shape[axis] = extent
         result = array.reshape(shape)
     elif term.view is None:
         if array.ndim > 4:
@@ -105,7 +103,7 @@ def canonical(array: np.ndarray, term: ScoreTerm, site: ScoreSite, folder: Folde
         if view is None or array.ndim > len(view):
             raise TermError("the sizes of a term are not known", term.node)
         result = regroup(array, view, scores)
-    if any(size not in (1, full) for size, full in zip(result.shape, scores, strict=True)):
+    if len(result.shape) != 4 or not all(result.shape[i] in (1, scores[i]) for i in range(4)):
         raise TermError(f"a term of shape {list(array.shape)} does not broadcast to the scores", term.node)
     return _collapsed(result)
 
@@ -115,13 +113,15 @@ def regroup(array: np.ndarray, view: tuple[int, ...], scores: tuple[int, ...]) -
     array = array.reshape((1,) * (len(view) - array.ndim) + array.shape)
     lead, tail = array.shape[:-2], array.shape[-2:]
     batch, heads = scores[:2]
-    if all(size == 1 for size in lead):
+    if prod(lead) == 1:
         return array.reshape(1, 1, *tail)
     for cut in range(len(lead) + 1):
         if prod(view[:cut]) == batch and prod(view[cut:-2]) == heads:
-            first = batch if any(s != 1 for s in lead[:cut]) else 1
-            second = heads if any(s != 1 for s in lead[cut:]) else 1
-            wide = (view[:cut] if first > 1 else (1,) * cut) + (view[cut:-2] if second > 1 else (1,) * (len(lead) - cut))
+            first = batch if prod(lead[:cut]) != 1 else 1
+            second = heads if prod(lead[cut:]) != 1 else 1
+            wide = (view[:cut] if first > 1 else (1,) * cut) + (
+                view[cut:-2] if second > 1 else (1,) * (len(lead) - cut)
+            )
             return np.broadcast_to(array, (*wide, *tail)).reshape(first, second, *tail)
     return np.broadcast_to(array, (*view[:-2], *tail)).reshape(batch, heads, *tail)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-
 from stof_onnx.attention.movement import is_standard
 from stof_onnx.attention.products import Product, is_product, read_product
 from stof_onnx.attention.scores import Stop
@@ -41,7 +40,7 @@ def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Va
     while True:
         if id(tensor) in graph_outputs:
             return Stop("the probabilities are an output of the graph", tensor.inputs[0])
-        readers = list(dict.fromkeys(tensor.outputs))
+        readers = list({id(n): n for n in tensor.outputs}.values())
         guarded = _nan_guard(tensor, folder)
         if guarded is not None:
             nodes += guarded

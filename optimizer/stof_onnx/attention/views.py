@@ -93,9 +93,7 @@ class View:
         inner = prod(e for e, _ in reduced[1:])
         if step == 1 and start % inner == 0 and extent % inner == 0:
             head = (extent // inner, reduced[0][1])
-            return View(
-                _replaced(self.axes, axis, (head, *reduced[1:])), self.offset + start // inner * reduced[0][1]
-            )
+            return View(_replaced(self.axes, axis, (head, *reduced[1:])), self.offset + start // inner * reduced[0][1])
         return None
 
     def reduced(self) -> tuple[tuple[Axis, ...], int]:

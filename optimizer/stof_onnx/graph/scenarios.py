@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-
 from stof_onnx.graph.fold import Folder
 from stof_onnx.graph.shapes import Scenario
 from stof_onnx.options import DimRange
@@ -123,11 +122,7 @@ def build_family(model: LoadedModel) -> Family:
     return family
 
 
-def _scenario(
-    where: dict[str, tuple[int | _DynamicAxis, ...]], sizes: dict[_DynamicAxis, int]
-) -> Scenario:
+def _scenario(where: dict[str, tuple[int | _DynamicAxis, ...]], sizes: dict[_DynamicAxis, int]) -> Scenario:
     inputs = {name: tuple(d if isinstance(d, int) else sizes[d] for d in dims) for name, dims in where.items()}
     symbols = {str(a.key[1]): size for a, size in sizes.items() if a.key[0] == "named"}
     return Scenario(inputs, symbols)
-
-

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from stof_onnx.graph.model import LoadedModel
 
 SMALL = 4096  # values up to this many elements are computed during the pass
-_NONDETERMINISTIC = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_NONDETERMINISTIC = {
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+}
 # Operators without an ONNX schema whose first output has the shape and type of the first input.
 _LIKE_FIRST_INPUT = {
     "BiasGelu", "FastGelu", "Gelu", "QuickGelu", "GroupNorm", "RotaryEmbedding", "SimplifiedLayerNormalization",
@@ -258,7 +265,7 @@ class Shapes:
         done = []
         for fact, result in zip(facts, results, strict=False):
             array = np.asarray(result)
-            if array.size > SMALL or array.dtype.kind not in "iufb" and fact.elem_type != onnx.TensorProto.BFLOAT16:
+            if array.size > SMALL or (array.dtype.kind not in "iufb" and fact.elem_type != onnx.TensorProto.BFLOAT16):
                 done.append(fact)
                 continue
             if fact.elem_type and array.dtype != np_dtype(fact.elem_type):
@@ -420,6 +427,8 @@ def _without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 def _single_node(
     node: onnx.NodeProto, feeds: Mapping[str, np.ndarray], opsets: list[onnx.OperatorSetIdProto]
 ) -> onnx.ModelProto:
-    inputs = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feeds.items()]
+    inputs = [
+        helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feeds.items()
+    ]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
     return helper.make_model(helper.make_graph([node], "node", inputs, outputs), opset_imports=opsets)
