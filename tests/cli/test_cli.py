@@ -15,6 +15,8 @@ from stof_onnx import __version__, cli
 from tests.graph.builders import linear, save_external
 from tests.verify.models import attention
 
+Captured = pytest.CaptureFixture[str]
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
