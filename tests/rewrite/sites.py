@@ -37,6 +37,7 @@ class Case:
     rel_rq: int = 0
     kv_kind: KvKind = KvKind.NONE
     kv_dtype: type = np.int64
+    kv_rank: int = 2
     invert: bool = False
     masked_row: MaskedRow = MaskedRow.ZERO
     dynamic: bool = False
@@ -78,6 +79,7 @@ def build(cases: Sequence[Case], path: Path, opset: int = 17) -> tuple[LoadedMod
             names.append(f"kv{i}")
             shape = [case.batch, case.seq_kv] if case.kv_kind is KvKind.MASK else [case.batch]
             shape = ["batch", "seq_kv"][: len(shape)] if case.dynamic else shape
+            shape = shape if case.kv_rank == 2 else [shape[0], 1, 1, shape[1]]
             kv_dtype = helper.np_dtype_to_tensor_dtype(np.dtype(case.kv_dtype))
             inputs.append(helper.make_tensor_value_info(names[-1], kv_dtype, shape))
         nodes.append(helper.make_node("Placeholder", names, [f"core{i}"], f"site{i}", domain="test"))
@@ -150,7 +152,8 @@ def feeds(case: Case, i: int, rng: np.random.Generator) -> Feeds:
     elif case.kv_kind is KvKind.MASK:
         out.kv_ok = rng.random((case.batch, case.seq_kv)) < 0.6
         out.kv_ok[-1] = False
-        out.by_name[f"kv{i}"] = (out.kv_ok ^ case.invert).astype(case.kv_dtype)
+        padding = (out.kv_ok ^ case.invert).astype(case.kv_dtype)
+        out.by_name[f"kv{i}"] = padding if case.kv_rank == 2 else padding[:, None, None]
     return out
 
 

@@ -86,8 +86,9 @@ def test_run_time_padding(kv: KvKind, row: MaskedRow, masked: bool, rng: np.rand
 @pytest.mark.parametrize(
     ("dtype", "invert"), [(np.bool_, False), (np.bool_, True), (np.int32, True), (np.float32, False)]
 )
-def test_padding_of_any_dtype(dtype: type, invert: bool, tmp_path: Path) -> None:
-    run([Case(kv_kind=KvKind.MASK, kv_dtype=dtype, invert=invert)], tmp_path)
+@pytest.mark.parametrize("rank", [2, 4])
+def test_padding_of_any_dtype(dtype: type, invert: bool, rank: int, tmp_path: Path) -> None:
+    run([Case(kv_kind=KvKind.MASK, kv_dtype=dtype, kv_rank=rank, invert=invert)], tmp_path)
 
 
 @pytest.mark.parametrize("rank", [3, 4])

@@ -241,10 +241,14 @@ class _Rewriter:
     def _normalised(self, graph: gs.Graph, tensor: gs.Tensor, kv: KvMask, new: list[gs.Node]) -> gs.Tensor:
         base = f"{tensor.name}/stof_kv_{kv.kind.value}"
         root = self._root[id(graph)]
+        flat = kv.kind is KvKind.LENGTH or (tensor.shape is not None and len(tensor.shape) == 2)
         if kv.kind is KvKind.MASK and tensor.dtype != np.bool_:
             tensor = self._step(root, new, "Cast", [tensor], f"{base}_bool", to=onnx.TensorProto.BOOL)
         if kv.kind is KvKind.MASK and kv.invert:
             tensor = self._step(root, new, "Not", [tensor], f"{base}_not")
+        if not flat:
+            shape = self._constant(root, "shape", np.array([0, -1], np.int64))
+            tensor = self._step(root, new, "Reshape", [tensor, shape], f"{base}_2d")
         return self._step(root, new, "Cast", [tensor], base, to=onnx.TensorProto.INT32)
 
     def _constant(self, root: gs.Graph, name: str, array: np.ndarray) -> gs.Constant:

@@ -81,7 +81,8 @@ class BiasTerm:
 
 @dataclass(frozen=True)
 class KvMask:
-    """Run-time key padding: `tensor` is [B, Skv] (mask) or [B] (length) of any integer, bool or float dtype.
+    """Run-time key padding: `tensor` is [B, Skv] (mask; also [B, 1, 1, Skv]) or [B] (length) of any integer, bool
+    or float dtype.
 
     `invert` is True when a non-zero entry means "do not attend".
     """
