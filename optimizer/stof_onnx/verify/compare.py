@@ -101,11 +101,15 @@ def compare_models(
     probes = {s.name: s.output for s in sites if s.output in common}
     factors = {t for s in sites if np.isfinite(s.score_bound) for t in (s.q, s.k)} & original.tensors
     first = Runner(original.proto, original.base_dir, [*probes.values(), *factors])
-    second = Runner(optimized.proto, optimized.base_dir, probes.values())
     reference = Reference(original.proto, original.base_dir, probes.values())
     result = Verification("whole model", judge.rule(options.atol, options.rtol), seed)
+    try:
+        second = Runner(optimized.proto, optimized.base_dir, probes.values())
+    except StofError as error:
+        result.broken = error.what
+        return result
     names = [o.name for o in original.proto.graph.output]
-    errors: dict[str, OutputError] = {}
+    tensors: dict[str, OutputError] = {}
     seen: dict[str, float] = {}
     for sample in samples:
         try:
@@ -113,11 +117,15 @@ def compare_models(
         except StofError as refused:
             result.notes.append(f"the original does not run with {sample.what}: {refused.what}")
             continue
-        got = second.run(sample.feeds)
         result.samples.append(sample.what)
+        try:
+            got = second.run(sample.feeds)
+        except StofError as failed:
+            result.broken = f"{failed.what}, with {sample.what}"
+            return result
         high = reference.of(sample.feeds)
         for name in dict.fromkeys([*names, *probes.values()]):
-            error = errors.setdefault(name, OutputError(name, str(want[name].dtype)))
+            error = tensors.setdefault(name, OutputError(name, str(want[name].dtype)))
             judge.compare(error, want[name], got[name], _tensor_of(high, name), options.atol, options.rtol)
         for site in sites:
             if np.isfinite(site.score_bound):
@@ -126,8 +134,8 @@ def compare_models(
                     seen[site.name] = max(seen.get(site.name, 0.0), bound)
     if not result.samples:
         raise StofError(f"can not be verified: {'; '.join(result.notes) or 'no samples'}", "verify", _NO_WAY_OUT)
-    result.outputs = [errors[n] for n in names]
-    result.sites = {site: errors[tensor] for site, tensor in probes.items()}
+    result.outputs = [tensors[n] for n in names]
+    result.sites = {site: tensors[tensor] for site, tensor in probes.items()}
     result.score_bounds = [ScoreBound(s.name, s.score_bound, seen[s.name]) for s in sites if s.name in seen]
     if reference.note:
         result.notes.append(reference.note)

@@ -51,6 +51,7 @@ class Verification:
         rule: the tolerance, in words.
         samples: one line for each input set.
         outputs: graph outputs.
+        broken: why the optimized model does not run where the original does, "" when it does.
         sites: each attention's own output where both models expose it, by site name.
     """
 
@@ -62,11 +63,13 @@ class Verification:
     sites: dict[str, OutputError] = field(default_factory=dict)
     score_bounds: list[ScoreBound] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    broken: str = ""
 
     @property
     def failures(self) -> list[str]:
         """One line for each thing that failed."""
-        lines = [f"output '{o.name}': {o.problem}" for o in self.outputs if o.problem]
+        lines = [f"the optimized model does not run: {self.broken}"] if self.broken else []
+        lines += [f"output '{o.name}': {o.problem}" for o in self.outputs if o.problem]
         lines += [f"attention '{site}': {o.problem}" for site, o in self.sites.items() if o.problem]
         lines += [
             f"attention '{b.site}': scores up to {b.seen:.4g} were seen, its mask constants only hold to {b.bound:.4g}"

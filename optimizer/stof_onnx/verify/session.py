@@ -14,7 +14,7 @@ from polygraphy.logger import G_LOGGER
 from stof_onnx.errors import StofError
 from stof_onnx.graph.external import is_external, read_tensor, tensor_nbytes
 
-_QUIET = 3  # ONNX Runtime: errors only
+_QUIET = 4  # ONNX Runtime logs nothing: errors arrive as exceptions
 _INLINE_BELOW = 4096  # bytes; ONNX Runtime's shape inference can not read axes and shapes from external data
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
