@@ -105,8 +105,8 @@ def compare_models(
     result = Verification("whole model", judge.rule(options.atol, options.rtol), seed)
     try:
         second = Runner(optimized.proto, optimized.base_dir, probes.values())
-    except StofError as error:
-        result.broken = error.what
+    except StofError as refused:
+        result.broken = refused.what
         return result
     names = [o.name for o in original.proto.graph.output]
     tensors: dict[str, OutputError] = {}
