@@ -43,7 +43,7 @@ def match_fused(
 
     Args:
         folder: values and shapes at the largest sizes.
-        others: the same at other sizes that the inputs may have; an axis whose size differs there is dynamic.
+        others: its probes: an axis whose size differs there is dynamic.
         assume_no_empty_rows: run-time padding never hides all keys of a row.
     """
     site = FusedSite(model, graph, node, folder, tuple(others), assume_no_empty_rows)

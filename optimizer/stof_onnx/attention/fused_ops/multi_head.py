@@ -41,7 +41,7 @@ class _Operands:
     dim: int
     v_dim: int
     seq_kv: int
-    kv_dynamic: bool
+    keys: tuple[gs.Tensor, int]  # the tensor and axis whose size S_kv is
     prelude: tuple[NewNode, ...] = ()
 
 
@@ -88,7 +88,7 @@ def match_microsoft_attention(site: FusedSite) -> AttentionMatch | Refusal:
         sizes[0] // heads,
         sizes[2] // heads,
         site.shape(source)[1],
-        site.is_dynamic(source, 1),
+        (source, 1),
         (*steps, split),
     )
     return _match(site, heads, operands, mask=site.input(3), bias=site.input(5))
@@ -99,30 +99,24 @@ def _multi_head_operands(site: FusedSite, heads: int) -> _Operands:
     shape = site.shape(query)
     if len(shape) == 5:  # [B, S, H, 3, D]
         steps, tensors = _unpack(site, query, ("query", "key", "value"))
-        seq, dynamic = shape[1], site.is_dynamic(query, 1)
-        return _Operands(
-            (tensors[0], tensors[1], tensors[2]), (Layout.BSHD,) * 3, (4, 4, 4), shape[4], shape[4], seq, dynamic, steps
-        )
+        three = (tensors[0], tensors[1], tensors[2])
+        return _Operands(three, (Layout.BSHD,) * 3, (4, 4, 4), shape[4], shape[4], shape[1], (query, 1), steps)
     if key is None:
         raise Refused("key is left out")
     dim = shape[2] // heads
     key_shape = site.shape(key)
     if len(key_shape) == 5:  # [B, L, H, 2, D]
         steps, tensors = _unpack(site, key, ("key", "value"))
-        ranks, dynamic = (3, 4, 4), site.is_dynamic(key, 1)
-        return _Operands(
-            (query, tensors[0], tensors[1]), (Layout.BSHD,) * 3, ranks, dim, key_shape[4], key_shape[1], dynamic, steps
-        )
+        three, v_dim, seq = (query, tensors[0], tensors[1]), key_shape[4], key_shape[1]
+        return _Operands(three, (Layout.BSHD,) * 3, (3, 4, 4), dim, v_dim, seq, (key, 1), steps)
     if value is None:
         raise Refused("value is left out")
     if len(key_shape) == 4:  # [B, H, L, D]
         layouts = (Layout.BSHD, Layout.BHSD, Layout.BHSD)
         v_dim = site.shape(value)[3]
-        return _Operands((query, key, value), layouts, (3, 4, 4), dim, v_dim, key_shape[2], site.is_dynamic(key, 2))
+        return _Operands((query, key, value), layouts, (3, 4, 4), dim, v_dim, key_shape[2], (key, 2))
     v_dim = site.shape(value)[2] // heads
-    return _Operands(
-        (query, key, value), (Layout.BSHD,) * 3, (3, 3, 3), dim, v_dim, key_shape[1], site.is_dynamic(key, 1)
-    )
+    return _Operands((query, key, value), (Layout.BSHD,) * 3, (3, 3, 3), dim, v_dim, key_shape[1], (key, 1))
 
 
 def _unpack(site: FusedSite, packed: gs.Tensor, names: tuple[str, ...]) -> tuple[tuple[NewNode, ...], list[gs.Tensor]]:
@@ -164,9 +158,12 @@ def _match(
     query = site.node.inputs[0]
     batch, seq_q = site.shape(query)[:2]
     causal = bool(site.integer("unidirectional", 0))
-    dynamic = site.is_dynamic(query, 1) or operands.kv_dynamic
+    dynamic = site.is_dynamic(query, 1) or site.is_dynamic(*operands.keys)
+    unbounded = site.is_unbounded(query, 1) or site.is_unbounded(*operands.keys)
     if causal and seq_q != operands.seq_kv:
         raise Refused("unidirectional with S_q other than S_kv: providers disagree on where the diagonal starts")
+    if causal and site.is_unbounded(query, 1):
+        raise Refused("unidirectional with a sequence that nothing bounds (give its largest size with --shape)")
     static, kv_mask, row, bound = _padding(site, mask, batch, seq_q, operands.seq_kv, causal, dynamic)
     return AttentionMatch(
         name=site.name,
@@ -183,8 +180,8 @@ def _match(
         num_kv_heads=heads,
         head_dim=operands.dim,
         v_head_dim=operands.v_dim,
-        seq_q=seq_q,
-        seq_kv=operands.seq_kv,
+        seq_q=0 if unbounded else seq_q,
+        seq_kv=0 if unbounded else operands.seq_kv,
         dynamic_seq=dynamic,
         dtype=site.dtype(query),
         scale=site.attribute("scale", 0.0) or 1 / math.sqrt(operands.dim),

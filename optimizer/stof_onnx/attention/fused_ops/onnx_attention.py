@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -35,6 +36,9 @@ from stof_onnx.attention.types import (
     ScoreSite,
     ScoreTerm,
 )
+
+if TYPE_CHECKING:
+    from stof_onnx.graph.fold import Folder
 
 _SOFTCAP_FIRST = 25  # the first version whose every reading applies softcap before the mask
 
@@ -86,8 +90,8 @@ def match_onnx_attention(site: FusedSite) -> AttentionMatch | Refusal:
         num_kv_heads=sizes.kv_heads,
         head_dim=sizes.dim,
         v_head_dim=sizes.v_dim,
-        seq_q=sizes.seq_q,
-        seq_kv=sizes.seq_kv,
+        seq_q=0 if sizes.unbounded else sizes.seq_q,
+        seq_kv=0 if sizes.unbounded else sizes.seq_kv,
         dynamic_seq=sizes.dynamic_seq,
         dtype=sizes.dtype,
         scale=site.attribute("scale", 1 / math.sqrt(sizes.dim)) * recovered.scale_factor,
@@ -114,8 +118,9 @@ class _Sizes:
     dim: int
     v_dim: int
     dtype: np.dtype
-    batch_dynamic: bool
     dynamic_seq: bool
+    unbounded: bool
+    probes: tuple[tuple[int, int, int, int], ...]
 
     @property
     def layout(self) -> Layout:
@@ -147,9 +152,18 @@ class _Sizes:
             dim=dims[0],
             v_dim=dims[2],
             dtype=site.dtype(q),
-            batch_dynamic=site.is_dynamic(q, 0),
             dynamic_seq=site.is_dynamic(q, axis) or site.is_dynamic(k, axis),
+            unbounded=site.is_unbounded(q, axis) or site.is_unbounded(k, axis),
+            probes=tuple(cls._at(q, k, axis, heads, probe) for probe in site.others),
         )
+
+    @staticmethod
+    def _at(q: gs.Tensor, k: gs.Tensor, axis: int, heads: int, probe: Folder) -> tuple[int, int, int, int]:
+        """B, H, S_q and S_kv at other sizes."""
+        q_shape, k_shape = probe.shape(q), probe.shape(k)
+        if q_shape is None or k_shape is None:
+            raise Refused("the sizes of Q and K are not known at other sizes of the input")
+        return q_shape[0], heads, q_shape[axis], k_shape[axis]
 
 
 def _window(site: FusedSite) -> tuple[bool, int, int]:
@@ -166,6 +180,8 @@ def _mask(
 ) -> Recovered | Refusal:
     """attn_mask, is_causal and the window sorted into static mask, padding and bias."""
     nothing = BiasTerm(BiasKind.NONE)
+    if window is not None and sizes.unbounded:
+        raise Refused("is_causal with a sequence that nothing bounds (give its largest size with --shape)")
     static = encode_window(sizes.seq_q, sizes.seq_kv, *window) if window is not None else None
     if mask is None:
         return Recovered(static, nothing, KvMask(KvKind.NONE), MaskedRow.ZERO)
@@ -188,8 +204,8 @@ def _mask(
             dtype=sizes.dtype,
             softmax_dtype=_softmax_dtype(site, sizes),
             nan_guard=True,
-            batch_dynamic=sizes.batch_dynamic,
-            seq_dynamic=sizes.dynamic_seq,
+            assume_no_empty_rows=site.assume_no_empty_rows,
+            probe_sizes=sizes.probes,
         )
         recovered = recover(tuple(terms), scores, site.folder)
         if isinstance(recovered, Recovered) or site.folder.is_static(mask):
@@ -233,4 +249,4 @@ def _window_term(site: FusedSite, sizes: _Sizes, window: tuple[int, int]) -> Sco
         key = np.arange(seq_kv)
         return (key >= start[:, None]) & (key < stop[:, None])
 
-    return ScoreTerm("where", sizes.dtype, build=inside, fill=-math.inf, node=site.node)
+    return ScoreTerm("where", sizes.dtype, build=inside, fill=-math.inf, node=site.node, stable=True)

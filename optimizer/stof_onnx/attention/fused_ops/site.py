@@ -23,7 +23,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class FusedSite:
-    """One node with its surroundings. `folder` knows shapes and values at the largest sizes, `others` at others."""
+    """One node with its surroundings. `folder` knows shapes and values at the largest sizes, `others` at the probes."""
 
     model: LoadedModel
     graph: gs.Graph
@@ -105,9 +105,18 @@ class FusedSite:
 
     def is_dynamic(self, tensor: gs.Tensor, axis: int) -> bool:
         """Whether the size of an axis differs between the sizes that the inputs may have."""
+        return any(self._moves(tensor, axis))
+
+    def is_unbounded(self, tensor: gs.Tensor, axis: int) -> bool:
+        """Whether nothing bounds the size of an axis."""
+        family = self.folder.family
+        unbounded = family.unbounded if family is not None else (False,) * len(self.others)
+        return any(m and u for m, u in zip(self._moves(tensor, axis), unbounded, strict=True))
+
+    def _moves(self, tensor: gs.Tensor, axis: int) -> list[bool]:
         size = self.shape(tensor)[axis]
         shapes = [other.shape(tensor) for other in self.others]
-        return any(shape is None or shape[axis] != size for shape in shapes)
+        return [shape is None or shape[axis] != size for shape in shapes]
 
     def dtype(self, tensor: gs.Tensor) -> np.dtype:
         """The element type of a tensor. Raises Refused when it is not known."""
