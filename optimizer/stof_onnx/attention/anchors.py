@@ -8,12 +8,15 @@ import onnx_graphsurgeon as gs
 from stof_onnx.attention.movement import is_standard
 from stof_onnx.graph.shapes import subgraphs_of
 
+OWN_DOMAIN = "stof"  # what an earlier run wrote is left alone
+
 
 def scopes(graph: gs.Graph) -> Iterator[gs.Graph]:
-    """The main graph, every body inside it, every model-local function."""
+    """The main graph, every body inside it, every model-local function that is not our own."""
     yield from _bodies(graph)
     for function in graph.functions:
-        yield from _bodies(function)
+        if function.domain != OWN_DOMAIN:
+            yield from _bodies(function)
 
 
 def _bodies(graph: gs.Graph) -> Iterator[gs.Graph]:

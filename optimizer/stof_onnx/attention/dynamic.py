@@ -29,7 +29,7 @@ _ENTRYWISE = {
     "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Div", "Equal", "Exp", "Floor", "Greater",
     "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or",
     "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
-    "Identity", "Dropout",
+    "Identity",
 }  # fmt: skip
 _POLYNOMIAL = {"Add", "Sub", "Neg", "Cast", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Reshape", "Identity"}
 
@@ -248,7 +248,7 @@ class _Growths:
         return unknown
 
     def _entrywise(self, node: gs.Node, reads: list[gs.Tensor], facts: list[_Fact], worst: Growth) -> _Fact:
-        low = facts[0].low if node.op in ("Cast", "Identity", "Dropout") else -np.inf
+        low = facts[0].low if node.op in ("Cast", "Identity") else -np.inf
         if node.op in ("GreaterOrEqual", "Greater", "LessOrEqual", "Less") and len(reads) == 2:
             big, small = (0, 1) if node.op.startswith("Greater") else (1, 0)
             number = self.folder.scalar(reads[small]) if self.folder.is_static(reads[small]) else None

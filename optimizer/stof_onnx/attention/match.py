@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_graphsurgeon as gs
 from stof_onnx.attention.anchors import is_softmax, leaving, scopes
+from stof_onnx.attention.fused_ops import is_fused, match_fused
 from stof_onnx.attention.heads import Placed, place
 from stof_onnx.attention.movement import sources
 from stof_onnx.attention.output import Result, results
@@ -21,7 +22,7 @@ from stof_onnx.attention.scores import Scores, Stop, read_scores
 from stof_onnx.attention.types import AttentionMatch, Recovered, Refusal, ScoreSite
 from stof_onnx.attention.values import Values, reaches_product, read_values
 from stof_onnx.graph.model import node_label
-from stof_onnx.graph.scenarios import build_family
+from stof_onnx.graph.scenarios import Family, build_family
 
 if TYPE_CHECKING:
     from stof_onnx.graph.fold import Folder
@@ -34,7 +35,7 @@ _FLOATS = {"float16", "bfloat16", "float32"}
 def find_attention(model: LoadedModel, options: OptimizeOptions) -> tuple[list[AttentionMatch], list[Refusal]]:
     """Matches and refusals in graph order; edits nothing."""
     family = build_family(model)
-    finder = _Finder(family.main, family.probes, family.unbounded, leaving(model.graph), options.assume_no_empty_rows)
+    finder = _Finder(family, leaving(model.graph), options.assume_no_empty_rows)
     matches: list[AttentionMatch] = []
     refusals: list[Refusal] = []
     for graph in scopes(model.graph):
@@ -77,15 +78,15 @@ class _Reject(Exception):
 class _Finder:
     """Reads one site after another."""
 
-    def __init__(
-        self, main: Folder, probes: tuple[Folder, ...], unbounded: tuple[bool, ...], leaving: set[int], assume: bool
-    ) -> None:
-        self.main, self.probes, self.unbounded = main, probes, unbounded
+    def __init__(self, family: Family, leaving: set[int], assume: bool) -> None:
+        self.model, self.main, self.probes, self.unbounded = family.model, family.main, family.probes, family.unbounded
         self.leaving, self.assume = leaving, assume
         self._recovered: dict[tuple[object, ...], Recovered | Refusal] = {}
 
     def at(self, graph: gs.Graph, node: gs.Node) -> AttentionMatch | Refusal | None:
         """The match or refusal anchored at `node`; None where there is no attention."""
+        if is_fused(node):
+            return match_fused(self.model, graph, node, self.main, self.probes, self.assume)
         if not is_softmax(node):
             return None
         try:

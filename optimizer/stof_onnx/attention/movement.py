@@ -125,7 +125,7 @@ def forward(node: gs.Node, out: gs.Tensor, view: View, folder: Folder) -> View |
     if node.op == "Identity":
         return view
     if node.op == "Dropout":
-        return view if out is node.outputs[0] and not _training(node, folder) else None
+        return view if out is node.outputs[0] and not drops(node, folder) else None
     if node.op in _RESHAPES:
         return view.reshape(shape)
     if node.op == "Transpose":
@@ -143,7 +143,8 @@ def forward(node: gs.Node, out: gs.Tensor, view: View, folder: Folder) -> View |
     return None
 
 
-def _training(node: gs.Node, folder: Folder) -> bool:
+def drops(node: gs.Node, folder: Folder) -> bool:
+    """True when a Dropout may really drop: its training_mode is on, or not known."""
     if len(node.inputs) < 3 or node.inputs[2].is_empty():
         return False
     mode = folder.value(node.inputs[2])

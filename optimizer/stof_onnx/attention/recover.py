@@ -288,7 +288,9 @@ def _as_bias(term: ScoreTerm, terms: tuple[ScoreTerm, ...], site: ScoreSite, fol
     if tensor is None:
         return Refusal(f"'{term.tensor.name}' does not lie as [B, H, Sq, Skv]", label, site.name)
     hides = term.kind == "where" or _may_hide(term.tensor, folder)
-    return _RunTimeBias(term, BiasTerm(BiasKind.DENSE, tensor=tensor), hides)
+    return _RunTimeBias(
+        term, BiasTerm(BiasKind.DENSE, tensor=tensor, shape=folder.shape(tensor), dtype=folder.dtype(tensor)), hides
+    )
 
 
 def _may_hide(tensor: gs.Tensor, folder: Folder) -> bool:

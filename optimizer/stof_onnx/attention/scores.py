@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from stof_onnx.attention.movement import is_standard
+from stof_onnx.attention.movement import drops, is_standard
 from stof_onnx.attention.products import Product, in_place, is_product, read_product
 from stof_onnx.attention.types import ScoreTerm
 from stof_onnx.graph.shapes import np_dtype
@@ -150,6 +150,8 @@ class _Interpreter:
         dtype = self.folder.dtype(step.out)
         if shape is None or dtype is None:
             return Stop("the sizes of the scores are not known", node)
+        if op == "Dropout" and (drops(node, self.folder) or step.out is not node.outputs[0]):
+            return Stop("Dropout in training mode", node)
         if op in _SAME:
             return None
         if op in _RESHAPES:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from stof_onnx.attention.movement import is_standard
+from stof_onnx.attention.movement import drops, is_standard
 from stof_onnx.attention.products import Product, is_product, read_product
 from stof_onnx.attention.scores import Stop
 
@@ -54,7 +54,9 @@ def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Va
             break
         if not is_standard(node):
             return Stop(f"{node.domain}::{node.op} between the softmax and the values", node)
-        if node.op in ("Cast", "Identity") or node.op == "Dropout":
+        if node.op == "Dropout" and drops(node, folder):
+            return Stop("Dropout in training mode", node)
+        if node.op in ("Cast", "Identity", "Dropout"):
             tensor = node.outputs[0]
         elif node.op in _RESHAPES:
             after = folder.shape(node.outputs[0])

@@ -168,7 +168,7 @@ class Shapes:
                         self._set(out, self._declared(out, depends))
 
     def _depends(self, node: gs.Node) -> frozenset[str]:
-        if node.op in _NONDETERMINISTIC:
+        if node.op in _NONDETERMINISTIC or (node.op == "Dropout" and len(node.inputs) > 2):
             return frozenset({f"<random {node.name}>"})
         sets = [self.facts(t).depends for t in node.inputs if not t.is_empty()]
         for graph in subgraphs_of(node).values():
