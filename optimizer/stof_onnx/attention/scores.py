@@ -185,7 +185,16 @@ class _Interpreter:
         return Stop(f"{op} between the product and the softmax", node)
 
     def _masked(self) -> bool:
+        self.terms = [t for t in self.terms if not self._adds_nothing(t)]
         return any(t.kind != "cast" for t in self.terms)
+
+    def _adds_nothing(self, term: ScoreTerm) -> bool:
+        """Whether a term is a static 0 at every size."""
+        if term.kind != "add" or term.tensor is None or not self.folder.is_static(term.tensor):
+            return False
+        folders = (self.folder,) if self.folder.family is None else self.folder.family.folders()
+        values = (f.value(term.tensor) for f in folders)
+        return all(v is not None and not v.any() for v in values)
 
     def _end_tanh(self, factor: float) -> None:
         # tanh(s * x) * c = c * tanh((s * c) * x / c)

@@ -1,0 +1,34 @@
+"""The `Attention` node tests of the onnx package: replaced and equal to what they ship, or left alone for a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.node_tests.onnx_cases import NodeTest, attention_tests
+from tests.node_tests.outcome import evaluate
+from tests.node_tests.table import render, run_all, written
+
+TESTS = attention_tests()
+ALLOWED = ("past keys and values", "is used", "have another consumer", "softcap")
+
+
+@pytest.mark.parametrize("test", TESTS, ids=[t.name for t in TESTS])
+def test_replaced_and_equal_or_left_alone(test: NodeTest, tmp_path: Path) -> None:
+    outcome = evaluate(test, tmp_path)
+    assert not outcome.errors
+    if not outcome.replaced:
+        assert any(reason in outcome.refused for reason in ALLOWED), outcome.refused
+        inputs = {i.name for i in onnx.load(test.model_path).graph.input}
+        outputs = {o.name for o in onnx.load(test.model_path).graph.output}
+        softcap_and_mask = "softcap" in test.name and ("attn_mask" in inputs or "causal" in test.name)
+        assert "past_key" in inputs or "qk_matmul_output" in outputs or softcap_and_mask, outcome.refused
+
+
+@pytest.mark.skipif(not onnx.__version__.startswith("1.19."), reason="the document's table is that of onnx 1.19")
+def test_table_is_current() -> None:
+    outcomes = run_all()
+    assert len(outcomes) == 124
+    assert written() == render(outcomes), "run `python -m tests.node_tests.table` and commit the document"
