@@ -13,6 +13,7 @@ from polygraphy.logger import G_LOGGER
 
 from stof_onnx.errors import StofError
 from stof_onnx.graph.external import is_external, read_tensor, tensor_nbytes
+from stof_onnx.verify.rounding import is_half, round_each_step
 
 _QUIET = 4  # ONNX Runtime logs nothing: errors arrive as exceptions
 _INLINE_BELOW = 4096  # bytes; ONNX Runtime's shape inference can not read axes and shapes from external data
@@ -23,7 +24,7 @@ class Runner:
     """Runs one model on ONNX Runtime's CPU provider.
 
     Only semantics-preserving ("basic") graph optimizations are on: a runtime's own attention fusions are not what is
-    being compared.
+    being compared. Half-precision models round after every operator (see `rounding`).
     """
 
     def __init__(self, proto: onnx.ModelProto, base_dir: Path, extra_outputs: Iterable[str] = ()) -> None:
@@ -41,9 +42,13 @@ class Runner:
         for tensor in model.graph.initializer:
             if is_external(tensor) and tensor_nbytes(tensor) < _INLINE_BELOW:
                 tensor.CopyFrom(onnx.numpy_helper.from_array(read_tensor(tensor, base_dir), tensor.name))
+        half = is_half(model)
+        if half:
+            round_each_step(model)
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        levels = ort.GraphOptimizationLevel
+        options.graph_optimization_level = levels.ORT_DISABLE_ALL if half else levels.ORT_ENABLE_BASIC
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(base_dir.resolve()))
         data = model.SerializeToString()
         del model
