@@ -32,7 +32,8 @@ class Graph:
         return name
 
     def const(self, value: Any, dtype: Any = None) -> str:
-        array = np.asarray(value, dtype=dtype)
+        with np.errstate(over="ignore"):
+            array = np.asarray(value, dtype=dtype)
         if array.dtype == np.float64 and dtype is None:
             array = array.astype(np.float32)
         name = f"{self.prefix}c{len(self.initializers)}"

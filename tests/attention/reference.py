@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 from stof_onnx.attention.match import find_attention
 from stof_onnx.attention.types import AttentionMatch, BiasKind, KvKind, Layout, MaskedRow, Refusal
 from stof_onnx.graph.inputs import apply_shapes
@@ -51,12 +52,21 @@ def find(model: onnx.ModelProto | Path, folder: Path, shapes: tuple[str, ...] = 
 
 
 def run(path: Path, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
-    """Values of any tensors of the main graph, from ONNX Runtime without graph optimizations."""
+    """Values of any tensors of the main graph, from ONNX Runtime without graph optimizations.
+
+    Models in half precision run in the ONNX reference evaluator: ONNX Runtime computes them in float32 on a CPU, where
+    added mask constants mean something else.
+    """
     proto = onnx.load(path)
     present = {o.name for o in proto.graph.output} | {i.name for i in proto.graph.input}
     initializers = {i.name: onnx.numpy_helper.to_array(i) for i in proto.graph.initializer}
     wanted = [n for n in dict.fromkeys(names) if n not in feeds and n not in initializers]
     proto.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in wanted if n not in present)
+    half = any(i.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for i in proto.graph.input)
+    if half:
+        with np.errstate(all="ignore"):
+            values = ReferenceEvaluator(proto).run(wanted, feeds)
+        return {**feeds, **initializers, **dict(zip(wanted, values, strict=True))}
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1

@@ -30,9 +30,13 @@ _ELEMENTWISE = {
 
 @dataclass(frozen=True)
 class Padding:
-    """`tensor` holds one entry a batch entry and key; `boolean` when it can hold nothing but 0 and 1."""
+    """`tensor` holds one entry a batch entry and key; `boolean` when it can hold nothing but 0 and 1.
+
+    `root` is the tensor above it with the same entries that are zero, at best an input of the model.
+    """
 
     tensor: gs.Tensor
+    root: gs.Tensor
     shape: tuple[int, ...]
     dtype: np.dtype
     boolean: bool
@@ -67,8 +71,8 @@ def paddings(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder) -> I
         if shape is None or dtype is None or not _is_key_shape(shape, site):
             continue
         if all(_depends_by_key(tensor, shape, term, target, site, folder) for term, target in runtime):
-            boolean = dtype == np.bool_ or _from_bool(tensor, folder)
-            yield Padding(tensor, shape, dtype, boolean)
+            root, boolean = _root(tensor, site, folder)
+            yield Padding(tensor, root, shape, dtype, boolean)
 
 
 def _is_key_shape(shape: tuple[int, ...], site: ScoreSite) -> bool:
@@ -80,17 +84,21 @@ def _is_key_shape(shape: tuple[int, ...], site: ScoreSite) -> bool:
     )
 
 
-def _from_bool(tensor: gs.Tensor, folder: Folder) -> bool:
+def _root(tensor: gs.Tensor, site: ScoreSite, folder: Folder) -> tuple[gs.Tensor, bool]:
+    """The highest tensor with the same entries up to a Cast that keeps zeros, and whether a bool lies on the way."""
+    boolean = folder.dtype(tensor) == np.bool_
     while tensor.inputs and tensor.inputs[0].op in ("Cast", "Unsqueeze", "Squeeze", "Reshape", "Identity"):
-        tensor = tensor.inputs[0].inputs[0]
-        if folder.dtype(tensor) == np.bool_:
-            return True
-    return False
+        above = tensor.inputs[0].inputs[0]
+        shape, kind = folder.shape(above), folder.dtype(above)
+        if shape is None or kind is None or kind.kind not in "iub" or not _is_key_shape(shape, site):
+            break
+        tensor, boolean = above, boolean or kind == np.bool_
+    return tensor, bool(boolean)
 
 
 def _upstream(tensor: gs.Tensor, folder: Folder) -> list[gs.Tensor]:
     """`tensor` and the run-time tensors above it, breadth first, a bounded number."""
-    queue = deque([folder.resolve(tensor)])
+    queue = deque([tensor])
     seen: set[int] = set()
     order: list[gs.Tensor] = []
     while queue and len(order) < 400:
@@ -100,7 +108,7 @@ def _upstream(tensor: gs.Tensor, folder: Folder) -> list[gs.Tensor]:
         seen.add(id(current))
         order.append(current)
         if current.inputs:
-            queue.extend(folder.resolve(t) for t in current.inputs[0].inputs)
+            queue.extend(current.inputs[0].inputs)
     return order
 
 
@@ -113,7 +121,7 @@ def _depends_by_key(
     folder: Folder,
 ) -> bool:
     """True when `target` at [b, h, q, k] reads `source` only at [b, k]."""
-    view = _trace(source, shape, folder.resolve(target), folder)
+    view = _trace(source, shape, target, folder)
     if view is None:
         return False
     scores = (site.batch, site.heads, site.seq_q, site.seq_kv)
@@ -144,7 +152,7 @@ def _trace(source: gs.Tensor, shape: tuple[int, ...], target: gs.Tensor, folder:
         if not tensor.inputs or subgraphs_of(tensor.inputs[0]) or not is_standard(tensor.inputs[0]):
             return None
         node = tensor.inputs[0]
-        reads = [folder.resolve(t) for t in node.inputs]
+        reads = list(node.inputs)
         live = [t for t in reads if not t.is_empty() and not folder.is_static(t)]
         waiting = [t for t in live if id(t) not in views]
         if waiting:

@@ -61,10 +61,9 @@ def _recover(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder) -> R
     runtime = runtime_tensors(terms, folder)
     if not runtime:
         return _finish(_Parts(terms, site, folder), (), None, None)
-    for padding in paddings(terms, site, folder):
-        invert = _hides(terms, site, folder, padding)
-        if invert is not None:
-            return _padded(terms, site, folder, padding, invert, None)
+    padding = _padding(terms, site, folder)
+    if padding is not None:
+        return _padded(terms, site, folder, *padding, None)
     return _with_run_time_bias(terms, site, folder, runtime)
 
 
@@ -80,9 +79,21 @@ def _padded(
     shown = padding.filled(0 if invert else 1)
     hidden = padding.filled(1 if invert else 0)
     if not padding.boolean:
-        parts.notes.append(f"'{padding.tensor.name}' is taken to hold nothing but 0 and 1")
-    kv = KvMask(KvKind.MASK, padding.tensor, invert)
+        parts.notes.append(f"'{padding.root.name}' is taken to hold nothing but 0 and 1")
+    kv = KvMask(KvKind.MASK, padding.root, invert)
     return _finish(parts, shown, hidden, kv, bias)
+
+
+def _padding(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder) -> tuple[Padding, bool] | None:
+    """The padding of these terms and whether it is inverted: at best one that is 0 or 1 for sure, or a model input."""
+    first: tuple[Padding, bool] | None = None
+    for padding in paddings(terms, site, folder):
+        invert = _hides(terms, site, folder, padding)
+        if invert is not None:
+            if padding.boolean or not padding.root.inputs:
+                return padding, invert
+            first = first or (padding, invert)
+    return first
 
 
 def _hides(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder, padding: Padding) -> bool | None:
@@ -250,7 +261,7 @@ def _with_run_time_bias(
 ) -> Recovered | Refusal:
     """One of the run-time terms is a dense bias, the others (if any) are padding."""
     problem: Refusal | None = None
-    for term, tensor in runtime:
+    for term, _ in runtime:
         bias = _as_bias(term, terms, site, folder)
         if isinstance(bias, Refusal):
             problem = problem or bias
@@ -258,11 +269,9 @@ def _with_run_time_bias(
         rest = tuple(t for t in terms if t is not term)
         if not runtime_tensors(rest, folder):
             return _finish(_Parts(rest, site, folder), (), None, None, bias)
-        for padding in paddings(rest, site, folder):
-            invert = _hides(rest, site, folder, padding)
-            if invert is not None:
-                return _padded(rest, site, folder, padding, invert, bias)
-        del tensor
+        padding = _padding(rest, site, folder)
+        if padding is not None:
+            return _padded(rest, site, folder, *padding, bias)
     if problem is not None and len(runtime) == 1:
         return problem
     names = ", ".join(f"'{t.name}'" for _, t in runtime)
