@@ -68,7 +68,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng()
 
 
-@pytest.mark.parametrize("opset", [17, 18, 23])
+@pytest.mark.parametrize("opset", [17, 18, 20, 21, 23, 24])
 @pytest.mark.parametrize("row", ROWS)
 def test_static_mask(row: MaskedRow, opset: int, rng: np.random.Generator, tmp_path: Path) -> None:
     case = Case(seq_q=37, seq_kv=45, masked_row=row)

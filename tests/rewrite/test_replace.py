@@ -78,6 +78,17 @@ def test_no_mask_input_where_nothing_is_masked(tmp_path: Path) -> None:
     assert row_ptr.tolist() == [[0, 1]]  # one full tile
 
 
+def test_onnx_runtime_decodes_static_masks_when_it_loads_the_file(tmp_path: Path) -> None:
+    optimized([Case(allowed=CAUSAL), Case(allowed=WINDOW, softcap=2.0)], tmp_path)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    ort.InferenceSession(tmp_path / "out.onnx", options)
+    ops = Counter(n.op_type for n in onnx.load(tmp_path / "loaded.onnx").graph.node)
+    assert ops["Add"] == ops["Softmax"] == 2
+    assert not {"ScatterElements", "Gather", "BitShift", "Where", "Cast"} & set(ops)
+
+
 def test_two_runs_give_equal_bytes_and_the_second_pass_changes_nothing(tmp_path: Path) -> None:
     cases = [Case(allowed=CAUSAL, kv_kind=KvKind.MASK), Case(allowed=WINDOW), Case(allowed=CAUSAL)]
     optimized(cases, tmp_path, "a.onnx")

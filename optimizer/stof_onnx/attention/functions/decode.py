@@ -53,12 +53,11 @@ def decode(b: FunctionBuilder, geometry: Geometry) -> str:
     table = b.op("Concat", b.const(empty_and_full, np.bool_), _unpack(b), axis=0, name="tiles")
     cut = b.op("Gather", table, _tile_numbers(b, g), axis=0, name="cut")  # [masks, rows, cols, m/8, n/8, 8, 8]
     whole = b.op("Transpose", cut, perm=[0, 1, 3, 5, 2, 4, 6])
-    dense = b.op("Reshape", whole, b.ints(g.n_masks, g.rows * g.tile_m, g.cols * g.tile_n), name="dense")
+    leading = (g.n_masks,) if g.indexed else (1, 1)
+    dense = b.op("Reshape", whole, b.ints(*leading, g.rows * g.tile_m, g.cols * g.tile_n), name="dense")
     if (g.rows * g.tile_m, g.cols * g.tile_n) != (g.s_q, g.s_kv):
-        dense = b.op("Slice", dense, b.ints(0, 0), b.ints(g.s_q, g.s_kv), b.ints(1, 2), name="dense")
-    if g.indexed:
-        return b.op("Gather", dense, "mask_index", axis=0, name="static")
-    return b.op("Unsqueeze", dense, b.ints(0), name="static")
+        dense = b.op("Slice", dense, b.ints(0, 0), b.ints(g.s_q, g.s_kv), b.ints(-2, -1), name="dense")
+    return b.op("Gather", dense, "mask_index", axis=0, name="static") if g.indexed else dense
 
 
 def _unpack(b: FunctionBuilder) -> str:

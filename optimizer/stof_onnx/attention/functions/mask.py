@@ -96,17 +96,19 @@ def mask_function(variant: MaskVariant, opset: int) -> onnx.FunctionProto:
     bias = _bias(b, variant, sizes, to)
     hidden, lowest = b.const(-np.inf, real), b.const(np.finfo(real).min, real)
 
-    def filled(fill: str) -> str:
-        """The bias (or 0) where the key is allowed, `fill` elsewhere."""
-        if allowed is None:
+    def give(fill: str) -> None:
+        """Makes the output: the bias (or 0) where the key is allowed, `fill` elsewhere."""
+        if allowed is not None:
+            b.returns("Where", allowed, bias or b.const(0, real), fill, output="mask")
+        else:
             assert bias is not None, "a mask function without a mask, padding or bias"
-            return bias
-        return b.op("Where", allowed, bias or b.const(0, real), fill, name="additive")
+            b.returns("Identity", bias, output="mask")
 
     if variant.empty_rows in (None, MaskedRow.NAN):
-        b.returns("Identity", filled(hidden), output="mask")
+        give(hidden)
     elif variant.bias_hides:
-        additive = filled(hidden)
+        assert bias is not None
+        additive = bias if allowed is None else b.op("Where", allowed, bias, hidden, name="additive")
         some = b.op("Greater", b.reduce("ReduceMax", additive, -1), hidden, name="some")
         if variant.empty_rows is MaskedRow.ZERO:
             b.returns("Identity", some, output="row_ok")
@@ -119,12 +121,12 @@ def mask_function(variant: MaskVariant, opset: int) -> onnx.FunctionProto:
         some = b.op("Cast", b.reduce("ReduceSum", counted, -1), to=onnx.TensorProto.BOOL, name="some")
         if variant.empty_rows is MaskedRow.ZERO:
             b.returns("Identity", some, output="row_ok")
-            b.returns("Identity", filled(hidden), output="mask")
+            give(hidden)
         elif variant.empty_rows is MaskedRow.MEAN:
-            b.returns("Identity", filled(b.op("Where", some, hidden, lowest, name="hidden")), output="mask")
+            give(b.op("Where", some, hidden, lowest, name="fill"))
         else:
             allowed = b.op("Or", allowed, b.op("Not", some, name="none"), name="allowed_or_raw")
-            b.returns("Identity", filled(hidden), output="mask")
+            give(hidden)
     return b.build()
 
 

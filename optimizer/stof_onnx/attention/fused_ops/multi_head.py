@@ -160,7 +160,7 @@ def _match(
     causal = bool(site.integer("unidirectional", 0))
     dynamic = site.is_dynamic(query, 1) or site.is_dynamic(*operands.keys)
     unbounded = site.is_unbounded(query, 1) or site.is_unbounded(*operands.keys)
-    if causal and seq_q != operands.seq_kv:
+    if causal and not _equally_long(site, query, operands):
         raise Refused("unidirectional with S_q other than S_kv: providers disagree on where the diagonal starts")
     if causal and site.is_unbounded(query, 1):
         raise Refused("unidirectional with a sequence that nothing bounds (give its largest size with --shape)")
@@ -196,6 +196,13 @@ def _match(
     )
 
 
+def _equally_long(site: FusedSite, query: gs.Tensor, operands: _Operands) -> bool:
+    """Whether S_q is S_kv at every size looked at."""
+    keys, axis = operands.keys
+    shapes = [(f.shape(query), f.shape(keys)) for f in (site.folder, *site.others)]
+    return all(q is not None and k is not None and q[1] == k[axis] for q, k in shapes)
+
+
 def _padding(
     site: FusedSite, mask: gs.Tensor | None, batch: int, seq_q: int, seq_kv: int, causal: bool, dynamic: bool
 ) -> tuple[EncodedMask | None, KvMask, MaskedRow, float]:
@@ -217,6 +224,10 @@ def _padding(
     value = site.folder.value(mask)
     if value is not None and not dynamic:
         allowed = _allowed(np.asarray(value), shape, batch, seq_q, seq_kv)
+        if site.is_dynamic(site.node.inputs[0], 0):
+            if (allowed != allowed[:1]).any():
+                raise Refused("a constant mask that differs between the entries of a dynamic batch")
+            allowed = allowed[:1]
         if causal:
             allowed = allowed & (np.arange(seq_kv) <= np.arange(seq_q)[:, None])
         if not allowed.any(-1).all() and causal:
