@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         pictures=getattr(arguments, "pictures", None),
         report=arguments.report,
     )
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = Console()
     progress = Progress(Console(stderr=True))
     if arguments.command == "optimize":
         output = arguments.output or arguments.model.with_suffix(".stof.onnx")
@@ -68,9 +68,10 @@ def _run(arguments: argparse.Namespace) -> int:
         report = pipeline.inspect(arguments.model, options, progress)
     else:
         report = pipeline.verify(arguments.model, arguments.optimized, options, progress)
+    print_report(report, console)
     if options.report is not None:
         report.write(options.report)
-    print_report(report, console)
+        console.print(f"report: {options.report}", highlight=False, markup=False, soft_wrap=True)
     return 1 if report.failed else 0
 
 

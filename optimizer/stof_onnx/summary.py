@@ -1,50 +1,51 @@
-"""The report for a reader at a terminal."""
+"""The report for a reader at a terminal: the outcome and the files first, then what it rests on."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from stof_onnx.report import Report, Site
 from stof_onnx.verify.result import Verification
 
-_COLUMNS = ("sites", "mask", "density", "tiles full/part/empty", "heads", "dim", "S_q x S_kv", "bias", "empty rows")
 _MANY = 12  # equal lines beyond this are counted, not listed
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Prints what happened, the sites in a table, what was refused and why, and the verdict."""
-    console.print(f"[bold]{escape(_headline(report))}[/bold]", highlight=False)
-    for note in report.notes:
-        console.print(f"  note: {escape(note)}", highlight=False)
+    """Prints what happened, where the files are, the verdict, each kind of site, and what was left alone and why."""
+    console.print(Text(_headline(report), style="bold"), soft_wrap=True)
+    for line in _lines(report):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _lines(report: Report) -> Iterator[str]:
+    if report.command == "optimize":
+        verb = "nothing was written to" if report.failed else "written:"
+        yield f"{verb} {report.output}"
+    if report.verification is not None:
+        yield from _verification(report.verification)
+    elif report.command == "optimize" and report.changed:
+        yield "not compared with the original (--no-verify)"
+    elif report.command == "optimize":
+        yield "not compared: nothing was changed"
     if report.command != "verify":
-        _print_sites(report, console)
-        _print_refused(report, console)
+        yield from _sites(report.sites)
+        yield from _refused(report)
+    for note in report.notes:
+        yield f"note: {note}"
     for number, picture in enumerate(report.pictures):
         where = f", drawn in {picture.file}" if picture.file else ""
-        console.print(f"\nmask {number} of {escape(_shorten(picture.sites))}{escape(str(where))}", highlight=False)
-        console.print(escape(picture.text), highlight=False, no_wrap=True, crop=False)
-    if report.verification is not None:
-        _print_verification(report.verification, console)
-    elif report.command == "optimize" and not report.changed:
-        console.print("not compared: nothing was changed")
-    elif report.command == "optimize":
-        console.print("not compared with the original (--no-verify)")
-    seconds = ", ".join(f"{name} {value:.1f} s" for name, value in report.timings.items())
-    console.print(f"time: {seconds}", highlight=False)
-    if report.command == "optimize":
-        if report.failed:
-            console.print(f"[bold]nothing was written to {escape(str(report.output))}[/bold]", highlight=False)
-        else:
-            console.print(f"written: [bold]{escape(str(report.output))}[/bold]", highlight=False)
+        yield f"\nmask {number} of {_shorten(picture.sites)}{where}"
+        yield picture.text
+    yield "time: " + ", ".join(f"{name} {value:.1f} s" for name, value in report.timings.items())
 
 
 def _headline(report: Report) -> str:
-    if report.command == "verify" and report.verification is not None:
-        verdict = "computes the same as" if report.verification.passed else "does NOT compute the same as"
+    if report.command == "verify":
+        verdict = "does NOT compute the same as" if report.failed else "computes the same as"
         return f"{report.output} {verdict} {report.source}"
     if not report.found:
         return f"{report.source}: no attention found, nothing to replace"
@@ -54,64 +55,56 @@ def _headline(report: Report) -> str:
     return f"{report.source}: {count} of {report.found} attention{'s' if report.found > 1 else ''} {verb}{tail}"
 
 
-def _print_sites(report: Report, console: Console) -> None:
-    if not report.sites:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _COLUMNS:
-        table.add_column(name, overflow="fold")
-    if report.verification is not None:
-        table.add_column("max error")
+def _sites(sites: Sequence[Site]) -> Iterator[str]:
     groups: dict[tuple[str, ...], list[Site]] = {}
-    for site in report.sites:
-        groups.setdefault(_columns(site), []).append(site)
-    for columns, sites in groups.items():
-        errors = [s.max_abs_err for s in sites if s.max_abs_err is not None]
-        error = [f"{max(errors):.1e}" if errors else "-"] if report.verification is not None else []
-        table.add_row(escape(_shorten(tuple(s.name for s in sites))), *columns, *error)
-    console.print(table)
-    for text, count in Counter(note for site in report.sites for note in site.notes).items():
-        console.print(f"  {escape(text)}" + (f" ({count} sites)" if count > 1 else ""), highlight=False)
+    for site in sites:
+        groups.setdefault(_description(site), []).append(site)
+    for description, group in groups.items():
+        errors = [s.max_abs_err for s in group if s.max_abs_err is not None]
+        yield f"{len(group)} x {_shorten([s.name for s in group])}"
+        for line in description:
+            yield f"    {line}"
+        if errors:
+            yield f"    max error of its output {max(errors):.1e}"
+    for text, count in Counter(note for site in sites for note in site.notes).items():
+        yield f"note: {text}" + (f" ({count} sites)" if count > 1 else "")
 
 
-def _columns(site: Site) -> tuple[str, ...]:
-    tiles = "-"
+def _description(site: Site) -> tuple[str, ...]:
+    mask = f"mask {site.mask}, density {site.density:.1%}"
     if site.tiles:
-        tiles = " / ".join(f"{site.tiles[kind]:g}" for kind in ("full", "part", "empty"))
-    heads = str(site.heads) if site.heads == site.kv_heads else f"{site.heads} on {site.kv_heads}"
-    dim = str(site.head_dim) if site.head_dim == site.v_head_dim else f"{site.head_dim}, {site.v_head_dim}"
-    size = "any" if not site.seq_q else f"{'up to ' if site.dynamic_seq else ''}{site.seq_q} x {site.seq_kv}"
-    return site.mask, f"{site.density:.1%}", tiles, heads, dim, size, site.bias, site.masked_row
+        mask += ", {full:g} full / {part:g} part / {empty:g} empty tiles a head".format(**site.tiles)
+    if site.distinct_masks > 1:
+        mask += f", {site.distinct_masks} distinct masks"
+    heads = f"{site.heads} heads" if site.heads == site.kv_heads else f"{site.heads} heads on {site.kv_heads} K/V heads"
+    dim = f"{site.head_dim}" if site.head_dim == site.v_head_dim else f"{site.head_dim} (V {site.v_head_dim})"
+    size = f"{'up to ' if site.dynamic_seq else ''}{site.seq_q} x {site.seq_kv}" if site.seq_q else "any length"
+    shape = f"{heads} of {dim}, {size}, {site.dtype}, bias {site.bias}"
+    return (mask, shape if site.masked_row == "none" else f"{shape}, empty rows {site.masked_row}")
 
 
-def _print_refused(report: Report, console: Console) -> None:
+def _refused(report: Report) -> Iterator[str]:
     reasons: dict[str, list[str]] = {}
     for refusal in report.refused:
         reasons.setdefault(refusal.reason, []).append(refusal.site or ", ".join(refusal.nodes))
     for reason, sites in reasons.items():
-        console.print(f"  left alone: {escape(_shorten(tuple(sites)))}: {escape(reason)}", highlight=False)
+        yield f"left alone: {_shorten(sites)}: {reason}"
 
 
-def _print_verification(result: Verification, console: Console) -> None:
-    verdict = "passed" if result.passed else "FAILED"
+def _verification(result: Verification) -> Iterator[str]:
     seed = "" if result.seed is None else f", seed {result.seed}"
-    console.print(f"compared on ONNX Runtime ({result.method}, {len(result.samples)} input sets{seed}): {verdict}")
+    verdict = "passed" if result.passed else "FAILED"
+    yield f"compared on ONNX Runtime ({result.method}, {len(result.samples)} input sets{seed}): {verdict}"
     for output in result.outputs[:_MANY]:
-        console.print(
-            f"  {escape(output.name)}: largest difference {output.max_abs:.2e}, relative {output.max_rel:.2e}",
-            highlight=False,
-        )
+        yield f"    {output.name}: largest difference {output.max_abs:.2e}, relative {output.max_rel:.2e}"
     if result.score_bounds:
         worst = max(result.score_bounds, key=lambda b: b.seen / b.bound)
-        console.print(
-            f"  finite mask constants hold for scores up to {worst.bound:.4g}; at most {worst.seen:.4g} seen",
-            highlight=False,
-        )
+        yield f"    finite mask constants hold for scores up to {worst.bound:.4g}; at most {worst.seen:.4g} seen"
     for line in [*result.failures[:_MANY], *result.notes]:
-        console.print(f"  {escape(line)}", highlight=False)
+        yield f"    {line}"
 
 
-def _shorten(names: tuple[str, ...]) -> str:
+def _shorten(names: Sequence[str]) -> str:
     if len(names) <= 2:
         return ", ".join(names)
-    return f"{names[0]} … {names[-1]} ({len(names)})"
+    return f"{names[0]} … {names[-1]}"
