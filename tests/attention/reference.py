@@ -145,9 +145,14 @@ def check(found: Found, feeds: dict[str, np.ndarray], rtol: float = 2e-5, atol: 
     """Every match of the main graph computes its output from its inputs."""
     tensors: list[str] = []
     for match in found.matches:
-        tensors += [t.name for t in (match.q, match.k, match.v, match.output)]
+        made = {t.name for node in match.prelude for t in node.outputs}
+        tensors += [t.name for t in (match.q, match.k, match.v, match.output) if t.name not in made]
+        tensors += [t.name for node in match.prelude for t in node.inputs]
         tensors += [t.name for t in (match.kv_mask.tensor, match.bias.tensor) if t is not None]
     values = run(found.path, feeds, tensors)
     for match in found.matches:
+        for node in match.prelude:
+            assert node.op == "Cast"
+            values[node.outputs[0].name] = values[node.inputs[0].name].astype(match.dtype)
         actual = values[match.output.name].astype(np.float64)
         np.testing.assert_allclose(actual, expected(match, values), rtol=rtol, atol=atol, err_msg=match.name)

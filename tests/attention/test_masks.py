@@ -15,6 +15,7 @@ from tests.attention.reference import Found, check, find
 
 LOWEST = float(np.finfo(np.float32).min)
 CAUSAL = np.tril(np.ones((9, 9), bool))
+PLAIN = Sizes()
 
 
 def add(value: Any, dtype: Any = np.float32) -> Steps:
@@ -42,7 +43,7 @@ def found_in(
     terms: Steps,
     tmp_path: Path,
     rng: np.random.Generator,
-    s: Sizes = Sizes(),
+    s: Sizes = PLAIN,
     probabilities: Steps | None = None,
     tolerance: float = 0.0,
 ) -> Found:

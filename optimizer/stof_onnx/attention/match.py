@@ -6,17 +6,14 @@ heads (where Q, K, V come from and how they lie), output, recover (what the mask
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from stof_onnx.attention.absorb import Choice, applied, choices, of_match, of_products, widened
 from stof_onnx.attention.anchors import is_softmax, leaving, scopes
 from stof_onnx.attention.fused_ops import is_fused, match_fused
-from stof_onnx.attention.heads import Placed, place
-from stof_onnx.attention.movement import sources
-from stof_onnx.attention.output import Result, results
+from stof_onnx.attention.heads import Placed
 from stof_onnx.attention.recover import recover
 from stof_onnx.attention.scores import Scores, Stop, read_scores
 from stof_onnx.attention.types import AttentionMatch, Recovered, Refusal, ScoreSite
@@ -48,27 +45,6 @@ def find_attention(model: LoadedModel, options: OptimizeOptions) -> tuple[list[A
     return matches, refusals
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """One way to cut Q, K, V and the output out of the graph."""
-
-    q: Placed
-    k: Placed
-    v: Placed
-    result: Result
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What must be the same at every size."""
-        placed = [(id(p.source.tensor), p.layout, p.heads, p.dim, p.source.scale) for p in (self.q, self.k, self.v)]
-        return (*placed, self.q.query_heads, id(self.result.tensor), self.result.layout)
-
-    @property
-    def absorbed(self) -> int:
-        """Nodes that disappear around the core."""
-        return sum(len(p.source.nodes) for p in (self.q, self.k, self.v)) + len(self.result.nodes)
-
-
 class _Reject(Exception):
     def __init__(self, reason: str, node: gs.Node | None) -> None:
         super().__init__(reason)
@@ -86,7 +62,8 @@ class _Finder:
     def at(self, graph: gs.Graph, node: gs.Node) -> AttentionMatch | Refusal | None:
         """The match or refusal anchored at `node`; None where there is no attention."""
         if is_fused(node):
-            return match_fused(self.model, graph, node, self.main, self.probes, self.assume)
+            found = match_fused(self.model, graph, node, self.main, self.probes, self.assume)
+            return self._absorbed(found) if isinstance(found, AttentionMatch) and not found.prelude else found
         if not is_softmax(node):
             return None
         try:
@@ -94,6 +71,17 @@ class _Finder:
         except _Reject as reject:
             blamed = reject.node if reject.node is not None else node
             return Refusal(reject.reason, (node_label(blamed),), node_label(node))
+
+    def _absorbed(self, match: AttentionMatch) -> AttentionMatch:
+        """Transposes and expanded K/V around an operator that is an attention by itself."""
+        own = of_match(match, self.main)
+        found = [] if own is None else sorted(choices(own, self.leaving, self.main), key=lambda c: -c.gain)
+        found = [c for c in found if not c.casts]
+        for probe in self.probes:
+            there = of_match(match, probe)
+            keys = {c.key for c in choices(there, self.leaving, probe)} if there is not None else set()
+            found = [c for c in found if c.key in keys]
+        return applied(match, found[0]) if found else match
 
     def _softmax(self, graph: gs.Graph, softmax: gs.Node) -> AttentionMatch | Refusal | None:
         scores = read_scores(softmax.inputs[0], self.main)
@@ -125,9 +113,10 @@ class _Finder:
                 others = [n for n in tensor.outputs if id(n) not in own]
                 raise _Reject("the scores have another consumer", others[0] if others else tensor.inputs[0])
 
-    def _choose(self, scores: Scores, values: Values, softmax: gs.Node) -> _Choice:
-        choices = sorted(_choices(scores, values, self.leaving, self.main), key=lambda c: -c.absorbed)
-        if not choices:
+    def _choose(self, scores: Scores, values: Values, softmax: gs.Node) -> Choice:
+        core = of_products(scores.product, values.product)
+        found = sorted(choices(core, self.leaving, self.main), key=lambda c: -c.gain)
+        if not found:
             raise _Reject("Q, K, V and the output have no common batch and head axes", scores.product.node)
         for probe in self.probes:
             again = read_scores(softmax.inputs[0], probe)
@@ -138,19 +127,20 @@ class _Finder:
                 raise _Reject(f"at other sizes: {stop.reason}", stop.node)
             if (again.scale, again.softcap) != (scores.scale, scores.softcap):
                 raise _Reject("the scale depends on the input's size", scores.product.node)
-            keys = {c.key for c in _choices(again, below, self.leaving, probe)}
-            choices = [c for c in choices if c.key in keys]
-        if not choices:
+            there = of_products(again.product, below.product)
+            keys = {c.key for c in choices(there, self.leaving, probe)}
+            found = [c for c in found if c.key in keys]
+        if not found:
             raise _Reject("how Q, K and V lie depends on the input's size", scores.product.node)
-        return choices[0]
+        return found[0]
 
     def _build(
-        self, graph: gs.Graph, softmax: gs.Node, scores: Scores, values: Values, choice: _Choice
+        self, graph: gs.Graph, softmax: gs.Node, scores: Scores, values: Values, choice: Choice
     ) -> AttentionMatch | Refusal:
         q, k, v = choice.q, choice.k, choice.v
         name = node_label(softmax)
-        dtype = self.main.dtype(q.source.tensor)
-        if dtype is None or dtype.name not in _FLOATS:
+        dtype = choice.dtype
+        if dtype.name not in _FLOATS:
             raise _Reject(f"attention in {dtype}", softmax)
         core = scores.product.node.outputs[0]
         sizes = (q.batch, q.query_heads, q.seq, k.seq)
@@ -174,12 +164,14 @@ class _Finder:
             return recovered
         moving = [s[2:] != sizes[2:] for s in probe_sizes]
         free = any(m and u for m, u in zip(moving, self.unbounded, strict=True))
+        operands = [widened(p, dtype, self.main, f"{name}/{n}") for p, n in ((q, "q"), (k, "k"), (v, "v"))]
         return AttentionMatch(
             name=name,
             graph=graph,
-            q=q.source.tensor,
-            k=k.source.tensor,
-            v=v.source.tensor,
+            q=operands[0][0],
+            k=operands[1][0],
+            v=operands[2][0],
+            prelude=tuple(node for _, nodes in operands for node in nodes),
             output=choice.result.tensor,
             q_layout=q.layout,
             k_layout=k.layout,
@@ -231,32 +223,3 @@ class _Finder:
 def _sizes(core: tuple[int, ...], q: Placed, probe: Folder) -> tuple[int, int, int, int]:
     total = int(np.prod(core[:-2]))
     return total // q.query_heads, q.query_heads, core[-2], core[-1]
-
-
-def _choices(scores: Scores, values: Values, leaving: set[int], folder: Folder) -> Iterator[_Choice]:
-    """Every consistent way to read Q, K, V and the output."""
-    product, below = scores.product, values.product
-    queries = [p for s in sources(product.left, folder) for p in place(s, product.left_view(s.view))]
-    keys = [p for s in sources(product.right, folder) for p in place(s, product.right_view(s.view))]
-    vals = [p for s in sources(below.right, folder) if s.scale == 1.0 for p in place(s, below.values_view(s.view))]
-    for q in queries:
-        if q.heads != q.query_heads:
-            continue
-        dtype = folder.dtype(q.source.tensor)
-        ends = []
-        for v in vals:
-            if (v.batch, v.query_heads) != (q.batch, q.query_heads) or folder.dtype(v.source.tensor) != dtype:
-                continue
-            ends += [
-                (v, r)
-                for r in results(below, q.batch, q.query_heads, q.seq, v.dim, leaving, folder)
-                if folder.dtype(r.tensor) == dtype
-            ]
-        for k in keys:
-            if (k.batch, k.query_heads, k.dim) != (q.batch, q.query_heads, q.dim):
-                continue
-            if folder.dtype(k.source.tensor) != dtype:
-                continue
-            for v, result in ends:
-                if v.heads == k.heads and v.seq == k.seq:
-                    yield _Choice(q, k, v, result)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import onnx_graphsurgeon as gs
 from stof_onnx.attention.movement import MOVES, forward, is_standard
-from stof_onnx.attention.products import Product
 from stof_onnx.attention.types import Layout
 from stof_onnx.attention.views import View, reduce_axis
 
@@ -28,11 +27,16 @@ class Result:
 
 
 def results(
-    product: Product, batch: int, heads: int, seq: int, dim: int, graph_outputs: set[int], folder: Folder
+    tensor: gs.Tensor, view: View | None, sizes: tuple[int, int, int, int], graph_outputs: set[int], folder: Folder
 ) -> list[Result]:
-    """Candidates for the output with these sizes, nearest first."""
-    tensor = product.node.outputs[0]
-    view: View | None = View.contiguous((*product.batch, seq, dim)).transpose(product.perm)
+    """Candidates for the output, nearest first.
+
+    Args:
+        tensor, view: the core's result, over the flat [B, H, Sq, Dv].
+        sizes: B, H, Sq, Dv.
+        graph_outputs: ids of tensors that leave their graph.
+    """
+    batch, heads, seq, dim = sizes
     nodes: list[gs.Node] = []
     found = []
     while view is not None:
