@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t fragment_bits16(const MaskView& m, int entry
       m.bitmap + (static_cast<int64_t>(entry) * (m.tile_m / 8) + 2 * m16) * inner_n + 4 * n32) + (lane >> 4);
   const int shift = 2 * (lane & 15);
   uint32_t bits = 0;
-#pragma unroll
+#pragma unroll 1  // few registers: scores and output are live around this, and lowering can give fragments
   for (int j = 0; j < 4; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) bits |= ((__ldg(words + 2 * (i * inner_n + j)) >> shift) & 3u) << (4 * j + 2 * i);

@@ -32,25 +32,16 @@ struct BlockTraits {
   static constexpr int kSharedBytes = QTile::kBytes + 2 * kStages * KvTile::kBytes;
 };
 
-// The column tiles a kernel row visits, in kernel columns. In the general form each entry of the mask's list stands for
-// several kernel tiles, and a dense pass visits every column whatever the mask says.
-template <class Traits>
-struct Walk {
-  TileList list;
-  int count, full;     // kernel tiles; those below `full` need no bitmap
-  int sub_shift;       // log2 of kernel columns per mask tile column
-  bool dense;
-
-  __device__ Walk(const TileList& l, int shift) : list(l), sub_shift(shift), dense(false) {
-    count = l.count() << shift;
-    full = l.full << shift;
-  }
-  __device__ void make_dense(int tiles) { count = full = tiles, dense = true; }
-  __device__ int column(const MaskView& m, int i) const {
-    if constexpr (!Traits::kGeneral) return list.column(m, i);
-    if (dense) return i;
-    return (list.column(m, i >> sub_shift) << sub_shift) + (i & ((1 << sub_shift) - 1));
-  }
+// What each step reads once or twice: kept in shared memory, since registers are what these kernels are short of. An entry is
+// one kernel tile; in the general form several of them make an entry of the mask's list.
+template <typename T>
+struct BlockState {
+  const T* k;      // at (b, kv head)
+  const T* v;
+  int limit;       // keys that exist
+  int full;        // entries below it are full tiles, the rest part tiles
+  int full_first;  // list entry e is full_col_idx[full_first + e], or, past the full ones, part_col_idx[part_first + e]
+  int part_first;  // and bitmap[part_first + e]
 };
 
 template <class Traits>
@@ -61,7 +52,9 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
   using KvTile = typename Traits::KvTile;
   constexpr int kBands = Traits::kBands, kCols = Traits::kCols, kStages = Traits::kStages;
   constexpr int kBlocks8 = Traits::kBlocks8, kOut8 = Traits::kOut8;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(1024) char shared[];
+  __shared__ BlockState<T> block_storage;
+  volatile BlockState<T>& block = block_storage;  // volatile: read anew each time instead of kept
   char* const q_shared = shared;
   char* const k_shared = shared + QTile::kBytes;
   char* const v_shared = k_shared + kStages * KvTile::kBytes;
@@ -84,19 +77,28 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
 
   const T* const q = static_cast<const T*>(p.q.ptr) + item.b * p.q.stride_b + item.h * p.q.stride_h;
   const int kv_head = item.h / (p.heads / p.kv_heads);
-  const T* const k = static_cast<const T*>(p.k.ptr) + item.b * p.k.stride_b + kv_head * p.k.stride_h;
-  const T* const v = static_cast<const T*>(p.v.ptr) + item.b * p.v.stride_b + kv_head * p.v.stride_h;
-
   QTile::template load<Traits::kThreads>(smem_address(q_shared), q, p.q.stride_s, first_row, p.seq_q, p.dim, threadIdx.x);
 
-  int limit = key_limit(p, item.b);
-  const int tile_n = Traits::kGeneral ? p.mask.tile_n : kCols;
-  Walk<Traits> walk(TileList(p.mask, mask, mask_row, (limit + tile_n - 1) / tile_n), sub_shift);
-  int begin = 0;
-  if (item.splits > 1) {
-    const int total = walk.count;
-    begin = static_cast<int>(static_cast<int64_t>(total) * item.split / item.splits);
-    walk.count = static_cast<int>(static_cast<int64_t>(total) * (item.split + 1) / item.splits);
+  int begin = 0, count;
+  {
+    const int tile_n = Traits::kGeneral ? p.mask.tile_n : kCols;
+    const int limit = key_limit(p, item.b);
+    const TileList list(p.mask, mask, mask_row, (limit + tile_n - 1) / tile_n);
+    count = list.count() << sub_shift;
+    if (item.splits > 1) {
+      const unsigned total = count;  // below 2^31 / 32, splits up to 256
+      begin = total * item.split / item.splits;
+      count = total * (item.split + 1) / item.splits;
+    }
+    if (threadIdx.x == 0) {
+      block.k = static_cast<const T*>(p.k.ptr) + item.b * p.k.stride_b + kv_head * p.k.stride_h;
+      block.v = static_cast<const T*>(p.v.ptr) + item.b * p.v.stride_b + kv_head * p.v.stride_h;
+      block.limit = limit;
+      block.full = list.full << sub_shift;
+      block.full_first = list.full_first;
+      block.part_first = list.part_first - list.full;
+    }
+    __syncthreads();
   }
 
   typename Traits::Engine engine(q_shared, warp, lane, p.f32_math == F32Math::kTf32x3);
@@ -116,13 +118,22 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
 
     // Invariant at the head of step i: columns[x] is the column of entry i + x; the loads of entries below i + kStages - 1
     // are committed, one group an entry (the first also holds Q).
-    auto column_of = [&](int i) { return i < walk.count ? walk.column(p.mask, i) : 0; };
+    auto column_of = [&](int i) {
+      if (i >= count) return 0;
+      if (Traits::kGeneral && pass == 1) return i;
+      const int entry = i >> sub_shift;
+      const int column = __ldg(i < block.full ? p.mask.full_col_idx + block.full_first + entry
+                                              : p.mask.part_col_idx + block.part_first + entry);
+      return (column << sub_shift) + (i & ((1 << sub_shift) - 1));
+    };
+    int into = 0, from = 0;  // stages: loaded next, computed now
     auto load = [&](int i, int column) {
-      if (i < walk.count) {
-        const int slot = (i - begin) % kStages * KvTile::kBytes;
-        KvTile::template load<Traits::kThreads>(smem_address(k_shared) + slot, k, p.k.stride_s, column * kCols, limit, p.dim,
+      if (i < count) {
+        const int slot = into * KvTile::kBytes;
+        into = into + 1 == kStages ? 0 : into + 1;
+        KvTile::template load<Traits::kThreads>(smem_address(k_shared) + slot, block.k, p.k.stride_s, column * kCols, block.limit, p.dim,
                                                 threadIdx.x);
-        KvTile::template load<Traits::kThreads>(smem_address(v_shared) + slot, v, p.v.stride_s, column * kCols, limit, p.v_dim,
+        KvTile::template load<Traits::kThreads>(smem_address(v_shared) + slot, block.v, p.v.stride_s, column * kCols, block.limit, p.v_dim,
                                                 threadIdx.x);
       }
       cp_async_commit();
@@ -136,27 +147,25 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
 
     BandBits<kCols> bits[kBands];
     auto load_bits = [&](int i) {
-      if (i >= walk.full && i < walk.count) {
-        const int part = i - walk.full;
+      if (i >= block.full && i < count) {
+        const int entry = block.part_first + (i >> sub_shift);
 #pragma unroll
         for (int band = 0; band < kBands; ++band) {
           if constexpr (Traits::kGeneral) {
-            bits[band].word[0] =
-                fragment_bits16(p.mask, walk.list.part_first + (part >> sub_shift), sub_m * (Traits::kRows / 16) + warp,
-                                part & ((1 << sub_shift) - 1), lane);
+            bits[band].word[0] = fragment_bits16(p.mask, entry, sub_m * (Traits::kRows / 16) + warp, i & ((1 << sub_shift) - 1), lane);
           } else {
-            bits[band].load(p.mask, walk.list.part_first + part, warp * kBands + band, lane);
+            bits[band].load(p.mask, entry, warp * kBands + band, lane);
           }
         }
       }
     };
     load_bits(begin);
-    if (walk.count <= begin) {  // Q's load is still in flight, and its place is written below
+    if (count <= begin) {  // Q's load is still in flight, and its place is written below
       cp_async_wait<0>();
       __syncthreads();
     }
 
-    for (int i = begin; i < walk.count; ++i) {
+    for (int i = begin; i < count; ++i) {
       if constexpr (kStages == 1) {
         __syncthreads();
         load(i, columns[0]);
@@ -168,12 +177,13 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
         load(i + kAhead, columns[kAhead]);
       }
       if (i == begin) engine.load_q();
-      const int column = columns[0];
+      const int column = columns[0], slot = from * KvTile::kBytes;
+      from = from + 1 == kStages ? 0 : from + 1;
 #pragma unroll
       for (int x = 0; x < kStages; ++x) columns[x] = columns[x + 1];
       columns[kStages] = column_of(i + kStages + 1);
 
-      bool masked = i >= walk.full;
+      bool masked = i >= block.full;
       if (masked) {
         bool any = false, every = true;
 #pragma unroll
@@ -188,7 +198,6 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
         masked = !__all_sync(~0u, every);
       }
 
-      const int slot = (i - begin) % kStages * KvTile::kBytes;
       float s[kBands][kBlocks8][4];
       engine.scores(s, k_shared + slot);
 
@@ -217,6 +226,7 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
             for (int c = 0; c < 4; ++c) s[band][j][c] = bits[band].allowed(j, c) ? s[band][j][c] : -INFINITY;
       }
       load_bits(i + 1);
+      const int limit = block.limit;
       if (static_cast<unsigned>(first_key) + kCols > static_cast<unsigned>(limit)) {
         const unsigned key = first_key + 2 * (lane % 4);
 #pragma unroll
@@ -238,13 +248,14 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
       state[band][1].sum = quad_sum(state[band][1].sum);
     }
 
-    if (item.splits > 1) {
+    const WorkItem done = work_item(schedule, p.heads, opaque(blockIdx.x));  // again, not kept in registers over the loop
+    if (done.splits > 1) {
 #pragma unroll
       for (int band = 0; band < kBands; ++band)
-        store_partial(p, Traits::kRows, item.slot, (warp * kBands + band) * 16 + lane / 4, lane, o[band], state[band], log2_scale);
+        store_partial(p, Traits::kRows, done.slot, (warp * kBands + band) * 16 + lane / 4, lane, o[band], state[band], log2_scale);
       return;
     }
-    T* const out = static_cast<T*>(p.o.ptr) + item.b * p.o.stride_b + item.h * p.o.stride_h;
+    T* const out = static_cast<T*>(p.o.ptr) + done.b * p.o.stride_b + done.h * p.o.stride_h;
     const float unseen = p.masked_row == MaskedRow::kNan ? NAN : 0.f;
 #pragma unroll
     for (int band = 0; band < kBands; ++band) {
@@ -269,8 +280,9 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
         left |= row < p.seq_q && !filled[i];
       }
       if (pass == 1 || !__syncthreads_or(left)) return;
-      limit = p.seq_kv;
-      walk.make_dense((limit + kCols - 1) / kCols);
+      count = (p.seq_kv + kCols - 1) / kCols;
+      if (threadIdx.x == 0) block.limit = p.seq_kv, block.full = count;
+      __syncthreads();
     }
   }
 }

@@ -13,22 +13,19 @@ struct HalfEngine {
   static constexpr int kBlocks8 = kCols / 8;
   static constexpr int kOut8 = kDim / 8;
 
-  uint32_t q_address;   // this lane's row of the first band, before the chunk's swizzle
-  uint32_t q_swizzle, k_row, k_swizzle, v_row, v_swizzle;
+  // This lane's address in the warp's first Q band, in a K tile and in a V tile, at chunk 0. ldmatrix: for Q and V matrices
+  // 0, 1 stack rows and 2, 3 take the next chunk; for K matrices 0, 1 take both chunks of 8 keys and 2, 3 the next 8 keys.
+  uint32_t q_at, k_at, v_at;
   uint32_t q_regs[kQInRegs ? kBands : 1][kQInRegs ? kSteps : 1][4];
 
   using QTile = SmemTile<T, 16, kDim>;
 
   __device__ HalfEngine(const char* q_shared, int warp, int lane, bool) {
     const uint32_t q_smem = smem_address(q_shared);
-    const int row = (lane & 7) + ((lane >> 3) & 1) * 8;  // ldmatrix: matrices 0, 1 stack rows; 2, 3 take the next chunk
-    q_address = q_smem + (warp * kBands * 16 + row) * QTile::kRowBytes;
-    q_swizzle = ((lane >> 4) ^ QTile::swizzle(row)) << 4;
-    const int k_at = (lane & 7) + (lane >> 4) * 8;  // K: matrices 0, 1 take both chunks of 8 keys; 2, 3 the next 8 keys
-    k_row = k_at * QTile::kRowBytes;
-    k_swizzle = (((lane >> 3) & 1) ^ QTile::swizzle(k_at)) << 4;
-    v_row = row * QTile::kRowBytes;
-    v_swizzle = q_swizzle;
+    const int row = (lane & 7) + ((lane >> 3) & 1) * 8, k_row = (lane & 7) + (lane >> 4) * 8;
+    v_at = QTile::offset(row, lane >> 4);
+    k_at = QTile::offset(k_row, (lane >> 3) & 1);
+    q_at = q_smem + warp * kBands * QTile::kBytes + v_at;
   }
   __device__ void load_q() {
     if constexpr (kQInRegs) {
@@ -40,10 +37,10 @@ struct HalfEngine {
     }
   }
   __device__ void read_q(uint32_t (&a)[4], int band, int step) const {
-    ldmatrix_x4(a, q_address + band * 16 * QTile::kRowBytes + ((step << 5) ^ q_swizzle));
+    ldmatrix_x4(a, QTile::two_chunks_on(q_at, step) + band * QTile::kBytes);
   }
   __device__ void scores(float (&s)[kBands][kBlocks8][4], const char* k_shared) const {
-    const uint32_t k_smem = smem_address(k_shared);
+    const uint32_t at = smem_address(k_shared) + k_at;
 #pragma unroll
     for (int band = 0; band < kBands; ++band)
 #pragma unroll
@@ -58,7 +55,7 @@ struct HalfEngine {
 #pragma unroll
       for (int j = 0; j < kBlocks8; j += 2) {
         uint32_t b[4];
-        ldmatrix_x4(b, k_smem + k_row + j * 8 * QTile::kRowBytes + ((step << 5) ^ k_swizzle));
+        ldmatrix_x4(b, QTile::two_chunks_on(at, step) + j * 8 * QTile::kRowBytes);
 #pragma unroll
         for (int band = 0; band < kBands; ++band) {
           const auto& q = [&]() -> const uint32_t(&)[4] {
@@ -73,7 +70,7 @@ struct HalfEngine {
   }
   __device__ void accumulate(float (&o)[kBands][kOut8][4], const float (&p)[kBands][kBlocks8][4],
                              const char* v_shared) const {
-    const uint32_t v_smem = smem_address(v_shared);
+    const uint32_t at = smem_address(v_shared) + v_at;
 #pragma unroll
     for (int j = 0; j < kBlocks8; j += 2) {
       uint32_t a[kBands][4];
@@ -87,7 +84,7 @@ struct HalfEngine {
 #pragma unroll
       for (int d = 0; d < kOut8; d += 2) {
         uint32_t b[4];
-        ldmatrix_x4_trans(b, v_smem + v_row + j * 8 * QTile::kRowBytes + ((d << 4) ^ v_swizzle));
+        ldmatrix_x4_trans(b, QTile::two_chunks_on(at, d / 2) + j * 8 * QTile::kRowBytes);
 #pragma unroll
         for (int band = 0; band < kBands; ++band) {
           mma_m16n8k16<T>(o[band][d], a[band], b[0], b[1]);

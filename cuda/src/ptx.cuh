@@ -60,6 +60,12 @@ __device__ __forceinline__ uint32_t round_tf32(float x) {
   return r;
 }
 
+// `x` again, of which the compiler does not know that it has seen it: what is computed from it is computed anew.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));

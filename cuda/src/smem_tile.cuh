@@ -16,6 +16,12 @@ struct SmemTile {
   // Rows whose length is an odd number of 64-byte pieces already alternate between the two halves of the banks.
   __device__ static constexpr int swizzle(int row) { return kChunks % 8 == 0 ? (row & 7) : ((row >> 1) & 3); }
   __device__ static constexpr int offset(int row, int chunk) { return row * kRowBytes + ((chunk ^ swizzle(row)) << 4); }
+  // The address 2 * steps chunks after `address`, which is at chunk 0 or 1 of its row in a tile aligned to 128 bytes. Only the
+  // chunk bits that the swizzle touches need an XOR; the rest is a constant.
+  __device__ static constexpr uint32_t two_chunks_on(uint32_t address, int steps) {
+    constexpr int kTouched = kChunks % 8 == 0 ? 4 : 2;  // pairs of chunks in a swizzled group
+    return (address ^ (steps % kTouched << 5)) + steps / kTouched * kTouched * 32;
+  }
   __device__ static const T* element(const void* base, int row, int d) {
     return reinterpret_cast<const T*>(static_cast<const char*>(base) + offset(row, d / kVec)) + d % kVec;
   }
