@@ -7,7 +7,7 @@ DEMO := demo
 # Each test worker stays on one core: the workers are the parallelism.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint cuda cuda-check setup clean
 
 demo: setup
 	@mkdir -p $(DEMO)
@@ -23,6 +23,14 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The kernels, for sm_80 to sm_89 and Hopper (needs nvcc and CMake, no GPU): build/cuda/libstof_capi.so, libstof_kernels.a.
+cuda:
+	@cmake -S cuda -B build/cuda -DCMAKE_BUILD_TYPE=Release > /dev/null
+	@cmake --build build/cuda --parallel 2
+
+cuda-check:
+	$(PYTHON) cuda/check_spills.py
 
 setup: .venv/.done
 

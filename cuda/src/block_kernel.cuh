@@ -44,9 +44,12 @@ struct BlockState {
   int part_first;  // and bitmap[part_first + e]
 };
 
+// log2_scale turns what the online softmax sees into log2 units: scale * log2(e), and 1 in the general form, whose score
+// modifiers do that. As a parameter it stays in the constant bank.
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_attention(
-    const __grid_constant__ AttentionParams p, const __grid_constant__ Schedule schedule) {
+    const __grid_constant__ AttentionParams p, const __grid_constant__ Schedule schedule,
+    const float log2_scale) {
   using T = typename Traits::T;
   using QTile = typename Traits::QTile;
   using KvTile = typename Traits::KvTile;
@@ -102,7 +105,6 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
   }
 
   typename Traits::Engine engine(q_shared, warp, lane, p.f32_math == F32Math::kTf32x3);
-  const float log2_scale = Traits::kGeneral ? 1.f : p.scale * kLog2e;
   const ScoreModifier<T> modifier(p, item.b, item.h);
   float o[kBands][kOut8][4];
   RowState state[kBands][2];
@@ -129,19 +131,19 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
     int into = 0, from = 0;  // stages: loaded next, computed now
     auto load = [&](int i, int column) {
       if (i < count) {
-        const int slot = into * KvTile::kBytes;
+        const int slot = into * KvTile::kBytes, thread = opaque(threadIdx.x);
         into = into + 1 == kStages ? 0 : into + 1;
         KvTile::template load<Traits::kThreads>(smem_address(k_shared) + slot, block.k, p.k.stride_s, column * kCols, block.limit, p.dim,
-                                                threadIdx.x);
+                                                thread);
         KvTile::template load<Traits::kThreads>(smem_address(v_shared) + slot, block.v, p.v.stride_s, column * kCols, block.limit, p.v_dim,
-                                                threadIdx.x);
+                                                thread);
       }
       cp_async_commit();
     };
     constexpr int kAhead = kStages - 1;
-    int columns[kStages + 1];
+    int columns[kStages];
 #pragma unroll
-    for (int x = 0; x <= kStages; ++x) columns[x] = column_of(begin + x);
+    for (int x = 0; x < kStages; ++x) columns[x] = column_of(begin + x);
 #pragma unroll
     for (int x = 0; x < kAhead; ++x) load(begin + x, columns[x]);
 
@@ -180,8 +182,8 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
       const int column = columns[0], slot = from * KvTile::kBytes;
       from = from + 1 == kStages ? 0 : from + 1;
 #pragma unroll
-      for (int x = 0; x < kStages; ++x) columns[x] = columns[x + 1];
-      columns[kStages] = column_of(i + kStages + 1);
+      for (int x = 0; x < kAhead; ++x) columns[x] = columns[x + 1];
+      columns[kAhead] = column_of(i + kStages);
 
       bool masked = i >= block.full;
       if (masked) {

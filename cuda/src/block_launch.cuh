@@ -15,7 +15,7 @@ cudaError_t launch_block(const AttentionParams& p, cudaStream_t stream) {
   if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes);
       error != cudaSuccess)
     return error;
-  kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes, stream>>>(p, s);
+  kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes, stream>>>(p, s, Traits::kGeneral ? 1.f : p.scale * kLog2e);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   return launch_combine(p, s, Traits::kRows, stream);
 }

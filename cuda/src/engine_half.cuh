@@ -13,6 +13,11 @@ struct HalfEngine {
   static constexpr int kBlocks8 = kCols / 8;
   static constexpr int kOut8 = kDim / 8;
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int kStepUnroll = 1;
+#else
+  static constexpr int kStepUnroll = 2;
+#endif
   // This lane's address in the warp's first Q band, in a K tile and in a V tile, at chunk 0. ldmatrix: for Q and V matrices
   // 0, 1 stack rows and 2, 3 take the next chunk; for K matrices 0, 1 take both chunks of 8 keys and 2, 3 the next 8 keys.
   uint32_t q_at, k_at, v_at;
@@ -45,7 +50,7 @@ struct HalfEngine {
     for (int band = 0; band < kBands; ++band)
 #pragma unroll
       for (int j = 0; j < kBlocks8; ++j) s[band][j][0] = s[band][j][1] = s[band][j][2] = s[band][j][3] = 0.f;
-#pragma unroll
+#pragma unroll(kQInRegs ? kSteps : kStepUnroll)
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[kBands][4];
       if constexpr (!kQInRegs) {
