@@ -11,7 +11,7 @@ HIDDEN = HEADS * HEAD
 
 
 def attention(dtype: type = np.float32, padding: bool = True, flaw: str = "") -> onnx.ModelProto:
-    """softmax(q k^T / sqrt(d) + padding) v over embedded ids [batch, sequence], causal by a [64, 64] table.
+    """softmax(q k^T / sqrt(d)) v over embedded ids [batch, sequence], causal by a [64, 64] table, padded at run time.
 
     Args:
         flaw: "mask" lets one query see one key too many; "scale" multiplies the scores by 1.001.
@@ -48,13 +48,11 @@ def attention(dtype: type = np.float32, padding: bool = True, flaw: str = "") ->
     zero = ints("zero", 0)
     rows = op("Slice", const("causal", causal), zero, length, ints("axis_q", 2))
     visible = op("Slice", rows, zero, length, ints("axis_k", 3))
-    scores = op("Where", visible, scores, const("lowest", np.array(np.finfo(dtype_).min, dtype_)))
+    lowest = const("lowest", np.array(np.finfo(dtype_).min, dtype_))
+    scores = op("Where", visible, scores, lowest)
     if padding:
         keys = op("Unsqueeze", "attention_mask", ints("axes", 1, 2))
-        hidden = op(
-            "Sub", const("unit", np.array(1, dtype_)), op("Cast", keys, to=helper.np_dtype_to_tensor_dtype(dtype_))
-        )
-        scores = op("Add", scores, op("Mul", hidden, const("minus", np.array(-1e4, dtype_))))
+        scores = op("Where", op("Cast", keys, to=TensorProto.BOOL), scores, lowest)
     out = op("MatMul", op("Softmax", scores, axis=-1), heads[2], output="context")
     flat = ints("flat", 0, 0, HIDDEN)
     op("Reshape", op("Transpose", out, perm=[0, 2, 1, 3]), flat, output="y")

@@ -92,10 +92,5 @@ def test_nothing_that_runs_is_an_error(tmp_path: Path) -> None:
         _compare(tmp_path, attention(), attention(), shapes=parse_shapes(["ids:1x100"]))
 
 
-def test_memory_limit(tmp_path: Path) -> None:
-    with pytest.raises(StofError, match="--memory-limit"):
-        _compare(tmp_path, attention(), attention(), memory_limit=1000)
-
-
 def test_the_oldest_opset_needs_no_conversion() -> None:
     assert attention().opset_import[0].version == OLDEST_OPSET and HIDDEN == 16

@@ -35,7 +35,7 @@ def test_padding_is_known_from_the_site_not_the_name() -> None:
             if name == "attention_mask":
                 node.input[i] = "t1"
     model.graph.input[1].name = "t1"
-    hidden = next(n.output[0] for n in model.graph.node if n.op_type == "Sub")
+    hidden = next(n.output[0] for n in model.graph.node if n.op_type == "Cast")
     assert {r.name: r.role for r in input_roles(model, [hidden])} == {"ids": Role.IDS, "t1": Role.MASK}
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from stof_onnx.attention.types import AttentionMatch
+from stof_onnx.attention.types import AttentionMatch, Layout
 from stof_onnx.errors import StofError
 from stof_onnx.graph.read import read_proto
 from stof_onnx.options import OptimizeOptions
@@ -42,34 +42,36 @@ class Side:
 
 @dataclass(frozen=True)
 class SiteProbe:
-    """Where to look at one attention in the original: its output tensor, and Q and K for the bound on its scores."""
+    """Where to look at one attention: its tensors by name, and what AttentionMatch says of their form."""
 
     name: str
     output: str
     q: str
     k: str
-    head_dim: int
+    v: str
+    q_layout: Layout
+    k_layout: Layout
+    v_layout: Layout
+    o_layout: Layout
+    ranks: tuple[int, int, int]
     num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
     seq_q: int
     seq_kv: int
+    dtype: np.dtype
     scale: float
     score_bound: float
 
     @staticmethod
     def of(match: AttentionMatch) -> SiteProbe:
         """The probe of a match (made before the rewrite renames anything)."""
-        return SiteProbe(
-            match.name,
-            match.output.name,
-            match.q.name,
-            match.k.name,
-            match.head_dim,
-            match.num_heads,
-            match.seq_q,
-            match.seq_kv,
-            match.scale,
-            match.score_bound,
-        )
+        values = {f.name: getattr(match, f.name) for f in fields(SiteProbe)}
+        tensors = {name: values[name].name for name in ("q", "k", "v", "output")}
+        shapes = [t.shape for t in (match.q, match.k, match.v)]
+        ranks = tuple(r if s is None else len(s) for r, s in zip(match.ranks, shapes, strict=True))
+        return SiteProbe(**{**values, **tensors, "ranks": ranks})
 
     def largest_score(self, tensors: dict[str, np.ndarray]) -> float | None:
         """An upper bound of |scale * q . k| over these tensors (Cauchy-Schwarz); None where they are not at hand."""

@@ -19,9 +19,10 @@ from stof_onnx.graph.read import read_proto
 from stof_onnx.graph.save import StagedModel
 from stof_onnx.options import DimRange, OptimizeOptions
 from stof_onnx.verify.compare import Side, SiteProbe, compare_models
-from stof_onnx.verify.memory import estimate
+from stof_onnx.verify.memory import sampled_rows, whole_models
 from stof_onnx.verify.result import Verification
 from stof_onnx.verify.roles import input_roles
+from stof_onnx.verify.rows import compare_rows
 from stof_onnx.verify.samples import Sample, make_samples, visible_keys
 
 _SHARE_OF_FREE_MEMORY = 0.6
@@ -66,19 +67,34 @@ def _verify(
     ranges: Mapping[str, tuple[DimRange | None, ...]],
     options: OptimizeOptions,
 ) -> Verification:
-    if options.load_inputs is not None:
-        seed, samples = None, _loaded_samples(options.load_inputs, original.proto)
-    else:
-        seed = secrets.randbits(32) if options.seed is None else options.seed
-        roles = input_roles(original.proto, probes.paddings)
-        keep_rows = probes.visible if options.assume_no_empty_rows else None
-        samples = make_samples(roles, ranges, options.samples, keep_rows, np.random.default_rng(seed))
-    need = estimate(original.proto, probes.sites, samples)
     limit = options.memory_limit or int(psutil.virtual_memory().available * _SHARE_OF_FREE_MEMORY)
+    seed, samples = _samples(original.proto, probes, ranges, options, largest=False)
+    if whole_models(original.proto, probes.sites, samples) <= limit:
+        return compare_models(original, optimized, probes.sites, samples, seed, options)
+    need = sampled_rows(probes.sites)
     if need > limit:
         what = f"needs about {need >> 20} MiB, more than the {limit >> 20} MiB it may take"
         raise StofError(what, "verify", "Give smaller sizes with --shape, raise --memory-limit, or pass --no-verify")
-    return compare_models(original, optimized, probes.sites, samples, seed, options)
+    seed, samples = _samples(original.proto, probes, ranges, options, largest=True)
+    return compare_rows(original, optimized, probes.sites, samples, seed, options)
+
+
+def _samples(
+    proto: onnx.ModelProto,
+    probes: Probes,
+    ranges: Mapping[str, tuple[DimRange | None, ...]],
+    options: OptimizeOptions,
+    largest: bool,
+) -> tuple[int | None, list[Sample]]:
+    """The seed (None for inputs from a file) and the input sets; `largest`: only the largest sizes."""
+    if options.load_inputs is not None:
+        return None, _loaded_samples(options.load_inputs, proto)
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    roles = input_roles(proto, probes.paddings)
+    keep_rows = probes.visible if options.assume_no_empty_rows else None
+    if largest:
+        ranges = {name: tuple(r and DimRange(r.max, r.max, r.max) for r in dims) for name, dims in ranges.items()}
+    return seed, make_samples(roles, ranges, options.samples, keep_rows, np.random.default_rng(seed))
 
 
 def _loaded_samples(path: Path, proto: onnx.ModelProto) -> list[Sample]:
