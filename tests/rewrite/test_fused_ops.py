@@ -11,12 +11,14 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from stof_onnx.attention.fused_ops import is_fused, match_fused
+from stof_onnx.attention.match import find_attention
 from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.attention.types import AttentionMatch, KvKind, MaskedRow, Refusal
 from stof_onnx.graph.fold import Folder
 from stof_onnx.graph.model import LoadedModel, load_model
 from stof_onnx.graph.save import save_model
 from stof_onnx.graph.shapes import Scenario
+from stof_onnx.options import OptimizeOptions
 
 B, S, L, H, D = 2, 6, 10, 4, 8
 N = H * D
@@ -313,3 +315,60 @@ def test_onnx_softcap(rng: np.random.Generator, tmp_path: Path) -> None:
     check(onnx_attention(four_axes(rng), softcap=0.5), tmp_path)
     refused(onnx_attention(four_axes(rng), softcap=0.5, is_causal=1), tmp_path, "softcap beside a mask")
     refused(onnx_attention(four_axes(rng), softmax_precision=11, is_causal=1), tmp_path, "float64")
+
+
+@pytest.mark.parametrize("result_is_read_twice", [False, True])
+def test_movement_around_the_operator_is_absorbed(
+    rng: np.random.Generator, tmp_path: Path, result_is_read_twice: bool
+) -> None:
+    given = {"q": floats(rng, B, S, N), "k": floats(rng, B, L, 2 * D), "v": floats(rng, B, 2, L, D)}
+    shapes = {
+        "heads": [0, 0, -1, D],
+        "expanded": [B, 2, H // 2, L, D],
+        "flat": [B, H, L, D],
+        "merged": [0, 0, -1],
+        "two": [2],
+    }
+    weights = [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in shapes.items()]
+    weights.append(numpy_helper.from_array(np.float32(0.5), "half"))
+    node = helper.make_node
+    nodes = [
+        node("Reshape", ["q", "heads"], ["q4"]),
+        node("Transpose", ["q4"], ["qt"], perm=[0, 2, 1, 3]),
+        node("Mul", ["qt", "half"], ["qs"], "scale"),
+        node("Reshape", ["k", "heads"], ["k4"]),
+        node("Transpose", ["k4"], ["kt"], perm=[0, 2, 1, 3]),
+    ]
+    for x, source in (("k", "kt"), ("v", "v")):
+        nodes += [
+            node("Unsqueeze", [source, "two"], [f"{x}u"]),
+            node("Expand", [f"{x}u", "expanded"], [f"{x}e"]),
+            node("Reshape", [f"{x}e", "flat"], [f"{x}x"]),
+        ]
+    nodes += [
+        node("Attention", ["qs", "kx", "vx"], ["core"], "site", is_causal=1),
+        node("Transpose", ["core"], ["ot"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["ot", "merged"], ["y"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [B, S, N])]
+    if result_is_read_twice:
+        nodes.append(node("Neg", ["core"], ["z"]))
+        outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [B, H, S, D]))
+    inputs = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in given.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    onnx.save(proto, tmp_path / "in.onnx")
+    model = load_model(tmp_path / "in.onnx")
+    (match,), refusals = find_attention(model, OptimizeOptions())
+    assert not refusals
+    assert (match.q.name, match.k.name, match.v.name) == ("q", "k", "v")
+    assert (match.num_heads, match.num_kv_heads) == (H, 2)
+    assert match.scale == pytest.approx(0.5 / np.sqrt(D))
+    assert match.output.name == ("core" if result_is_read_twice else "y")
+    replace_attention(model, [match])
+    left = {n.op for n in model.graph.nodes if n.domain != "stof"}
+    assert left == ({"Transpose", "Reshape", "Neg"} if result_is_read_twice else set())
+    save_model(model, tmp_path / "out.onnx")
+    expected, actual = (ort.InferenceSession(tmp_path / f).run(None, given) for f in ("in.onnx", "out.onnx"))
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-5, atol=5e-6)
