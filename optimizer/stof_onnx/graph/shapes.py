@@ -334,17 +334,18 @@ class Shapes:
             carried = list(node.inputs[2:])
             self._set(body.inputs[0], Facts((), onnx.TensorProto.INT64, None, mark))
             self._set(body.inputs[1], Facts((), onnx.TensorProto.BOOL, None, mark | depends))
-            states, slices, skip = body.inputs[2:], [], 1
+            states, slices, scanned, skip = body.inputs[2:], [], [], 1
         else:
             count = int(node.attrs["num_scan_inputs"])
             carried = list(node.inputs[: len(node.inputs) - count])
             states, slices, skip = body.inputs[: len(carried)], body.inputs[len(carried) :], 0
+            scanned = list(node.inputs[len(carried) :])
             scan_axes = list(node.attrs.get("scan_input_axes", [0] * count))
         length: int | None = None
         for tensor, outer in zip(states, carried, strict=True):
             facts = self.facts(outer)
             self._set(tensor, Facts(facts.shape, facts.elem_type, None, facts.depends | depends | mark))
-        for tensor, outer, axis in zip(slices, node.inputs[len(carried) :], scan_axes, strict=True):
+        for tensor, outer, axis in zip(slices, scanned, scan_axes, strict=True):
             facts = self.facts(outer)
             shape = None if facts.shape is None else _without_axis(facts.shape, axis)
             length = facts.shape[axis] if facts.shape is not None else None
