@@ -14,6 +14,7 @@ from stof_onnx.attention.absorb import Choice, applied, choices, of_match, of_pr
 from stof_onnx.attention.anchors import is_softmax, leaving, scopes
 from stof_onnx.attention.fused_ops import is_fused, match_fused
 from stof_onnx.attention.heads import Placed
+from stof_onnx.attention.readers import readers, vanish
 from stof_onnx.attention.recover import recover
 from stof_onnx.attention.scores import Scores, Stop, read_scores
 from stof_onnx.attention.types import AttentionMatch, Recovered, Refusal, ScoreSite
@@ -99,19 +100,20 @@ class _Finder:
             raise _Reject("the sizes of the scores are not known", softmax)
         if softmax.attrs.get("axis", -1) not in (-1, len(shape) - 1):
             raise _Reject("the softmax is not over the keys", softmax)
-        self._private(scores, values, softmax)
         choice = self._choose(scores, values, softmax)
+        self._private(scores, values, softmax, choice)
         return self._build(graph, softmax, scores, values, choice)
 
-    def _private(self, scores: Scores, values: Values, softmax: gs.Node) -> None:
+    def _private(self, scores: Scores, values: Values, softmax: gs.Node, choice: Choice) -> None:
         """Nothing else reads what would disappear."""
-        for tensor in scores.tensors:
+        gone = {id(n) for n in (*scores.nodes, softmax, *values.nodes, *choice.result.nodes)}
+        for tensor in (*scores.tensors, *values.tensors):
             if id(tensor) in self.leaving:
                 raise _Reject("the scores are an output of the graph", tensor.inputs[0])
-            if len(tensor.outputs) != 1:
-                own = {id(n) for n in (*scores.nodes, softmax)}
-                others = [n for n in tensor.outputs if id(n) not in own]
-                raise _Reject("the scores have another consumer", others[0] if others else tensor.inputs[0])
+            data, of_shape = readers(tensor)
+            others = [n for n in data if id(n) not in gone]
+            if others or not vanish(of_shape, gone, self.leaving):
+                raise _Reject("the scores have another consumer", (others or of_shape)[0])
 
     def _choose(self, scores: Scores, values: Values, softmax: gs.Node) -> Choice:
         core = of_products(scores.product, values.product)

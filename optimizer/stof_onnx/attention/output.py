@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import onnx_graphsurgeon as gs
 from stof_onnx.attention.movement import MOVES, forward, is_standard
+from stof_onnx.attention.readers import readers, vanish
 from stof_onnx.attention.types import Layout
 from stof_onnx.attention.views import View, reduce_axis
 
@@ -38,14 +39,18 @@ def results(
     """
     batch, heads, seq, dim = sizes
     nodes: list[gs.Node] = []
+    shape_readers: list[gs.Node] = []
     found = []
     while view is not None:
         layout = _layout(view, batch, heads, seq, dim)
-        if layout is not None:
+        gone = {id(n) for n in nodes}
+        if layout is not None and vanish(shape_readers, gone, graph_outputs):
             found.append(Result(tensor, layout, tuple(nodes)))
-        if id(tensor) in graph_outputs or len(tensor.outputs) != 1:
+        data, of_shape = readers(tensor)
+        if id(tensor) in graph_outputs or len(data) != 1:
             break
-        node = tensor.outputs[0]
+        shape_readers += of_shape
+        node = data[0]
         if not is_standard(node) or node.op not in MOVES or node.inputs[0] is not tensor:
             break
         nodes.append(node)

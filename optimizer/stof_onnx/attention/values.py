@@ -13,6 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from stof_onnx.attention.movement import drops, is_standard
 from stof_onnx.attention.products import Product, is_product, read_product
+from stof_onnx.attention.readers import readers
 from stof_onnx.attention.scores import Stop
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ _RESHAPES = {"Reshape", "Unsqueeze", "Squeeze"}
 
 @dataclass(frozen=True)
 class Values:
-    """The product with V, the nodes from the softmax (excluded) to it (included), whether NaN becomes 0."""
+    """The product with V, the nodes from the softmax (excluded) to it (included), the tensors between them."""
 
     product: Product
     nodes: tuple[gs.Node, ...]
-    nan_guard: bool
-    found: bool = True
+    tensors: tuple[gs.Tensor, ...]
+    nan_guard: bool  # NaN becomes 0
 
 
 def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Values | Stop:
@@ -36,19 +37,22 @@ def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Va
     tensor = softmax.outputs[0]
     shape = folder.shape(tensor)
     nodes: list[gs.Node] = []
+    tensors: list[gs.Tensor] = []
     guard = False
     while True:
         if id(tensor) in graph_outputs:
             return Stop("the probabilities are an output of the graph", tensor.inputs[0])
-        readers = list({id(n): n for n in tensor.outputs}.values())
+        data, _ = readers(tensor)
         guarded = _nan_guard(tensor, folder)
         if guarded is not None:
             nodes += guarded
+            tensors += [tensor, guarded[0].outputs[0]]
             tensor, guard = guarded[-1].outputs[0], True
             continue
-        if len(readers) != 1 or len(tensor.outputs) != 1:
-            return Stop("the probabilities have another consumer", readers[1] if len(readers) > 1 else softmax)
-        node = readers[0]
+        if len(data) != 1:
+            return Stop("the probabilities have another consumer", data[1] if len(data) > 1 else softmax)
+        node = data[0]
+        tensors.append(tensor)
         nodes.append(node)
         if is_product(node):
             break
@@ -74,7 +78,7 @@ def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Va
         return Stop(f"{node.op} does not sum over the keys", node)
     if isinstance(product.right, gs.Constant):
         return Stop("the values are a constant", node)
-    return Values(product, tuple(nodes), guard)
+    return Values(product, tuple(nodes), tuple(tensors), guard)
 
 
 def reaches_product(softmax: gs.Node, limit: int = 12) -> bool:
@@ -94,10 +98,10 @@ def reaches_product(softmax: gs.Node, limit: int = 12) -> bool:
 
 def _nan_guard(tensor: gs.Tensor, folder: Folder) -> list[gs.Node] | None:
     """[IsNaN, Where] when the readers of `tensor` are exactly Where(IsNaN(tensor), 0, tensor)."""
-    readers = list(tensor.outputs)
-    tests = [n for n in readers if n.op == "IsNaN" and is_standard(n)]
-    choices = [n for n in readers if n.op == "Where" and is_standard(n)]
-    if len(readers) != 2 or len(tests) != 1 or len(choices) != 1:
+    data, _ = readers(tensor)
+    tests = [n for n in data if n.op == "IsNaN" and is_standard(n)]
+    choices = [n for n in data if n.op == "Where" and is_standard(n)]
+    if len(data) != 2 or len(tests) != 1 or len(choices) != 1:
         return None
     test, choice = tests[0], choices[0]
     flag = test.outputs[0]
