@@ -62,7 +62,9 @@ def run(path: Path, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str,
     initializers = {i.name: onnx.numpy_helper.to_array(i) for i in proto.graph.initializer}
     wanted = [n for n in dict.fromkeys(names) if n not in feeds and n not in initializers]
     proto.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in wanted if n not in present)
-    half = any(i.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for i in proto.graph.input)
+    half = onnx.TensorProto.FLOAT16 in (
+        {i.type.tensor_type.elem_type for i in proto.graph.input} | {i.data_type for i in proto.graph.initializer}
+    )
     if half:
         with np.errstate(all="ignore"):
             values = ReferenceEvaluator(proto).run(wanted, feeds)

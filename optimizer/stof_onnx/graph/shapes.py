@@ -163,9 +163,9 @@ class Shapes:
             except Exception as error:  # a node that can not be inferred leaves its outputs unknown
                 _log.debug("shape inference of %s (%s) failed: %s", node.name, node.op, error)
                 depends = self._depends(node)
-                for out in node.outputs:
+                for i, out in enumerate(node.outputs):
                     if id(out) not in self._facts:
-                        self._set(out, self._declared(out, depends))
+                        self._set(out, self._merged(node, i, Facts(None, 0, None, depends)))
 
     def _depends(self, node: gs.Node) -> frozenset[str]:
         if node.op in _NONDETERMINISTIC or (node.op == "Dropout" and len(node.inputs) > 2):
@@ -241,15 +241,20 @@ class Shapes:
                 shapes = [self.shape(t) for t in node.inputs]
                 shape = None if None in shapes else np.broadcast_shapes(*shapes)  # type: ignore[arg-type]
                 facts = Facts(shape, onnx.TensorProto.BOOL, None, depends)
-            if facts.shape is None or not facts.elem_type:
-                declared = self._declared(out, depends)
-                first = self.facts(node.inputs[0]) if node.inputs else UNKNOWN
-                like = first if i == 0 and node.op in _LIKE_FIRST_INPUT else UNKNOWN
-                shape = next((s for s in (facts.shape, declared.shape, like.shape) if s is not None), None)
-                kind = facts.elem_type or declared.elem_type or like.elem_type
-                facts = Facts(shape, kind, None, depends)
+            facts = self._merged(node, i, facts)
             result.append(facts)
         return result
+
+    def _merged(self, node: gs.Node, index: int, facts: Facts) -> Facts:
+        """`facts` of an output, completed from the model's own value_info and from what is known of the operator."""
+        if facts.shape is not None and facts.elem_type:
+            return facts
+        declared = self._declared(node.outputs[index], facts.depends)
+        first = self.facts(node.inputs[0]) if node.inputs and not node.inputs[0].is_empty() else UNKNOWN
+        like = first if index == 0 and node.op in _LIKE_FIRST_INPUT else UNKNOWN
+        shape = next((s for s in (facts.shape, declared.shape, like.shape) if s is not None), None)
+        kind = facts.elem_type or declared.elem_type or like.elem_type
+        return Facts(shape, kind, None, facts.depends)
 
     def _evaluated(self, node: gs.Node, facts: list[Facts]) -> list[Facts]:
         values = [self.facts(t).value if not t.is_empty() else None for t in node.inputs]
