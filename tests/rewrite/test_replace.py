@@ -148,15 +148,20 @@ def plain_attention(prefix: str, mask: str) -> list[onnx.NodeProto]:
 
 
 def match_in(graph: gs.Graph, prefix: str, name: str) -> AttentionMatch:
+    match = match_of(graph, [f"{prefix}{w}" for w in "qkvo"], name)
+    return replace(match, nodes=tuple(n for n in graph.nodes if n.name == f"{prefix}softmax"))
+
+
+def match_of(graph: gs.Graph, names: list[str], name: str) -> AttentionMatch:
     tensors = {t.name: t for t in [*graph.tensors().values(), *graph.inputs]}
-    q, k, v = (tensors[f"{prefix}{w}"] for w in "qkv")
+    q, k, v, output = (tensors[n] for n in names)
     return AttentionMatch(
         name=name,
         graph=graph,
         q=q,
         k=k,
         v=v,
-        output=tensors[f"{prefix}o"],
+        output=output,
         q_layout=Layout.BHSD,
         k_layout=Layout.BHSD,
         v_layout=Layout.BHSD,
@@ -171,7 +176,6 @@ def match_in(graph: gs.Graph, prefix: str, name: str) -> AttentionMatch:
         dtype=np.dtype(np.float32),
         scale=1.0,
         mask=encode(CAUSAL, 16, 16),
-        nodes=tuple(n for n in graph.nodes if n.name == f"{prefix}softmax"),
     )
 
 
@@ -299,6 +303,43 @@ def test_dynamic_sites_of_one_axis_name_share_the_run_time_mask(tmp_path: Path) 
     assert [n.op for n in model.graph.nodes if "StofMask" in n.op] == [
         "StofMask_upto20x20_tiles16x16_zerorows_qbhsd_kbhsd"
     ]
+
+
+def test_sequence_axes_are_known_to_be_equal_by_shape_inference(tmp_path: Path) -> None:
+    """Exports without shapes of inner tensors: Q and K of both sites have the sequence of one input."""
+    hidden = ["batch", "seq", 24]
+    nodes = []
+    for i, source in enumerate(("x", "o0")):
+        for which in "qkv":
+            nodes.append(helper.make_node("MatMul", [source, "w"], [f"{which}{i}"]))
+        nodes.append(helper.make_node("Placeholder", [f"{w}{i}" for w in "qkv"], [f"core{i}"], domain="test"))
+        nodes.append(helper.make_node("Add", [f"core{i}", source], [f"o{i}"]))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, hidden)],
+        [helper.make_tensor_value_info("o1", TensorProto.FLOAT, hidden)],
+        [numpy_helper.from_array(np.eye(24, dtype=np.float32).repeat(2, 1)[:, :24], "w")],
+        value_info=[helper.make_tensor_value_info(f"core{i}", TensorProto.FLOAT, hidden) for i in range(2)],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("test", 1)]
+    model = loaded(helper.make_model(graph, opset_imports=imports, ir_version=8), tmp_path)
+    tensors = model.graph.tensors()
+    base = replace(match_of(model.graph, ["q0", "k0", "v0", "core0"], "site0"), dynamic_seq=True, ranks=(3, 3, 3))
+    layouts = {f"{x}_layout": Layout.BSHD for x in "qkvo"}
+    ends = [dict(zip(("q", "k", "v"), (tensors[f"{w}{i}"] for w in "qkv"), strict=True)) for i in range(2)]
+    matches = [replace(base, **layouts, **ends[i], output=tensors[f"core{i}"], name=f"site{i}") for i in range(2)]
+    assert all(m.q.shape is None for m in matches)
+    replace_attention(model, matches)
+    assert [n.op.split("_")[0] for n in model.graph.nodes if n.domain == "stof"] == [
+        "StofMask",
+        "StofAttention",
+        "StofAttention",
+    ]
+    save_model(model, tmp_path / "out.onnx")
+    x = np.random.default_rng().standard_normal((2, 13, 24)).astype(np.float32)
+    (result,) = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": x})
+    assert result.shape == x.shape and np.isfinite(result).all()
 
 
 def test_a_layout_no_tensor_can_have_is_reported(tmp_path: Path) -> None:

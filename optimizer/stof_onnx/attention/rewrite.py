@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from stof_onnx.attention.axis_names import axis_names
 from stof_onnx.attention.functions import (
     DOMAIN,
     AttentionVariant,
@@ -174,10 +176,16 @@ class _Rewriter:
 
     def _identity(self, home: gs.Graph, name: str, tensor: gs.Tensor) -> object:
         """What makes two inputs of a mask function equal: Q and K serve only for their sizes."""
-        if name in ("Q", "K") and home is self.model.graph:
-            known = tensor.shape is not None and all(isinstance(d, (int, str)) for d in tensor.shape)
-            return ("axes", tuple(tensor.shape)) if known else id(tensor)
-        return id(tensor)
+        if name not in ("Q", "K") or home is not self.model.graph:
+            return id(tensor)
+        axes: Sequence[int | str | None] | None = tensor.shape
+        if axes is None or not all(isinstance(axis, (int, str)) for axis in axes):
+            axes = self._axis_names.get(tensor.name)
+        return id(tensor) if axes is None else ("axes", tuple(axes))
+
+    @cached_property
+    def _axis_names(self) -> dict[str, tuple[int | str, ...]]:
+        return axis_names(self.model.proto)
 
     def _bias(self, root: gs.Graph, match: AttentionMatch, new: list[gs.Node]) -> gs.Tensor | None:
         if match.bias.kind is BiasKind.NONE:
