@@ -67,6 +67,8 @@ class _Finder:
             return self._absorbed(found) if isinstance(found, AttentionMatch) and not found.prelude else found
         if not is_softmax(node):
             return None
+        if _old(graph):
+            return Refusal("a function at an operator set before 13", (node_label(node),), node_label(node))
         try:
             return self._softmax(graph, node)
         except _Reject as reject:
@@ -220,6 +222,12 @@ class _Finder:
             own = tuple(node_label(t.node) for t in scores.terms if t.node is not None)
             return Refusal(found.reason, found.nodes if site.name == found.site else own, site.name)
         return found
+
+
+def _old(graph: gs.Graph) -> bool:
+    """True in a function whose Softmax, Squeeze and so on have an older meaning."""
+    imports = graph.import_domains if isinstance(graph, gs.Function) else None
+    return any(e.domain in ("", "ai.onnx") and e.version < 13 for e in imports or ())
 
 
 def _sizes(core: tuple[int, ...], q: Placed, probe: Folder) -> tuple[int, int, int, int]:

@@ -41,8 +41,9 @@ class Source:
 
 
 def is_standard(node: gs.Node) -> bool:
-    """True for operators of the default domain."""
-    return (node.domain or "") in ("", "ai.onnx")
+    """True for operators of the default domain whose attributes are all their own."""
+    own = not any(isinstance(value, gs.Node.AttributeRef) for value in node.attrs.values())
+    return own and (node.domain or "") in ("", "ai.onnx")
 
 
 def sources(operand: gs.Tensor, folder: Folder) -> list[Source]:

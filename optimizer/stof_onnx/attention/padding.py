@@ -72,6 +72,9 @@ def paddings(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder) -> I
             continue
         if all(_depends_by_key(tensor, shape, term, target, site, folder) for term, target in runtime):
             root, boolean = _root(tensor, site, folder)
+            kind = folder.dtype(root)
+            if root.inputs and (kind is None or kind.kind not in "iub"):
+                continue  # numbers that the model computes need not be 0 and 1
             yield Padding(tensor, root, shape, dtype, boolean)
 
 

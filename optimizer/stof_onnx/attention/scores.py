@@ -172,16 +172,15 @@ class _Interpreter:
             return self._multiply(step, dtype)
         if self.tanh:
             self._end_tanh(1.0)
-        view = step.out if (step.out is not None and len(shape) != 4) or shape != self.shape else None
         if op == "Add" or op == "Sub":
             first = step.source is node.inputs[0]
             if op == "Sub" and not first:
                 return Stop("the scores are subtracted", node)
             other = node.inputs[1] if first else node.inputs[0]
-            self.terms.append(ScoreTerm("add", dtype, other, negate=op == "Sub", view=view, node=node))
+            self.terms.append(ScoreTerm("add", dtype, other, negate=op == "Sub", view=step.out, node=node))
             return None
         if op == "Where":
-            return self._where(step, dtype, view)
+            return self._where(step, dtype)
         return Stop(f"{op} between the product and the softmax", node)
 
     def _masked(self) -> bool:
@@ -220,8 +219,7 @@ class _Interpreter:
                 other_value = self.folder.value(other)
                 if other_value is not None and not np.isin(other_value, (0, 1)).all():
                     return Stop("the scale differs between heads or positions", node)
-            view = step.out if self.folder.shape(step.out) != self.shape or len(self.shape or ()) != 4 else None
-            self.terms.append(ScoreTerm("mul", dtype, other, view=view, node=node))
+            self.terms.append(ScoreTerm("mul", dtype, other, view=step.out, node=node))
             return None
         if number == 0 or not np.isfinite(number):
             return Stop(f"the scores are scaled by {number}", node)
@@ -236,7 +234,7 @@ class _Interpreter:
             self.scale *= factor
         return None
 
-    def _where(self, step: Step, dtype: np.dtype, view: gs.Tensor | None) -> Stop | None:
+    def _where(self, step: Step, dtype: np.dtype) -> Stop | None:
         node = step.node
         condition, yes, no = node.inputs
         keep = step.source is yes
@@ -252,7 +250,7 @@ class _Interpreter:
                 keep=keep,
                 fill=number,
                 fill_tensor=None if number is not None else fill,
-                view=view,
+                view=step.out,
                 node=node,
             )
         )

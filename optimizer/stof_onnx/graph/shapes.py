@@ -39,6 +39,7 @@ _LIKE_FIRST_INPUT = {
 }  # fmt: skip
 # Operators that onnx defines by a function body are not always inferred node by node.
 _COMPARE = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor"}
+_INTEGRAL = {onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL}
 _log = logging.getLogger(__name__)
 
 
@@ -151,10 +152,11 @@ class Shapes:
 
     def _constant(self, tensor: gs.Constant) -> Facts:
         shape = tuple(int(d) for d in tensor.shape)
-        small = int(np.prod(shape)) <= SMALL
-        value = constant_value(tensor) if small else None
-        kind = tensor._values.dtype if hasattr(tensor._values, "load") else tensor.dtype
-        return Facts(shape, elem_type(kind), value, _NOTHING)
+        kind = elem_type(tensor._values.dtype if hasattr(tensor._values, "load") else tensor.dtype)
+        # Shapes are made of integers and a few numbers; small vectors of floats are weights and stay on disk.
+        limit = SMALL if kind in _INTEGRAL else 64
+        value = constant_value(tensor) if int(np.prod(shape)) <= limit else None
+        return Facts(shape, kind, value, _NOTHING)
 
     def _graph(self, graph: gs.Graph) -> None:
         for node in graph.nodes:
@@ -292,10 +294,15 @@ class Shapes:
         before = {id(t): self._facts.get(id(t)) for t in _tensors_of(function)}
         call = dict(zip((id(t) for t in function.inputs), node.inputs, strict=False))
         for tensor in function.inputs:
-            outer = call.get(id(tensor))
-            self._set(tensor, self.facts(outer) if outer is not None and not outer.is_empty() else UNKNOWN)
-            self.aliases[id(tensor)] = None if id(tensor) in self.aliases else outer
+            given = call.get(id(tensor))
+            self._set(tensor, self.facts(given) if given is not None and not given.is_empty() else UNKNOWN)
+            self.aliases[id(tensor)] = None if id(tensor) in self.aliases else given
+        outer = self._opsets, self._opset_imports
+        if function.import_domains:
+            self._opset_imports = list(function.import_domains)
+            self._opsets = {e.domain: e.version for e in self._opset_imports}
         self._graph(function)
+        self._opsets, self._opset_imports = outer
         results = [self.facts(t) for t in function.outputs]
         for key, earlier in before.items():
             now = self._facts.get(key)
