@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from stof_onnx.attention.functions import (
 from stof_onnx.attention.sweep import all_graphs, sweep_dead
 from stof_onnx.attention.types import AttentionMatch, BiasKind, BiasTerm, KvKind, KvMask, Layout, MaskedRow
 from stof_onnx.errors import StofError
-from stof_onnx.mask import ONNX_INPUTS, encode_bands, rows_without_keys
+from stof_onnx.mask import ONNX_INPUTS, EncodedMask, encode_bands, rows_without_keys
 from stof_onnx.mask.sources import all_keys
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class _Site:
         self.o = Form.BHSD if match.o_layout is Layout.BHSD else Form.BSH
         self.encoded = match.mask
         if self.encoded is None and match.seq_q and match.seq_kv:
-            self.encoded = encode_bands(all_keys(match.seq_q, match.seq_kv), match.seq_q, match.seq_kv)
+            self.encoded = _every_key(match.seq_q, match.seq_kv)
         self._mask_variant = self._find_mask_variant()
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -380,7 +380,18 @@ class _Site:
         """Whether some row of the static mask sees no key. A shorter sequence may hide the only keys of a row."""
         mask = self.match.mask
         assert mask is not None
-        return self.match.dynamic_seq or any(rows_without_keys(mask, number).size for number in range(mask.n_masks))
+        return self.match.dynamic_seq or _hides_a_row(mask)
+
+
+@lru_cache(maxsize=16)
+def _every_key(seq_q: int, seq_kv: int) -> EncodedMask:
+    """The mask that hides nothing: layers share it."""
+    return encode_bands(all_keys(seq_q, seq_kv), seq_q, seq_kv)
+
+
+@lru_cache(maxsize=16)
+def _hides_a_row(mask: EncodedMask) -> bool:
+    return any(rows_without_keys(mask, number).size for number in range(mask.n_masks))
 
 
 def _form(match: AttentionMatch, tensor: gs.Tensor, layout: Layout, rank: int) -> Form:
