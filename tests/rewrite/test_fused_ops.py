@@ -229,6 +229,13 @@ def test_microsoft_attention(rng: np.random.Generator, tmp_path: Path) -> None:
     refused(projected(rng, mask=ends_and_starts), tmp_path, "run-time mask of shape [4]")
 
 
+def test_names_the_model_already_has_are_not_taken(rng: np.random.Generator, tmp_path: Path) -> None:
+    op = projected(rng)
+    op.given = {{"x": "split", "w": "site/stof_qkv"}.get(name, name): value for name, value in op.given.items()}
+    op.constants = ("split", "site/stof_qkv", "b")
+    check(op, tmp_path)
+
+
 def test_microsoft_attention_with_other_value_size(rng: np.random.Generator, tmp_path: Path) -> None:
     op = projected(rng, qkv_hidden_sizes=[N, N, 2 * N])
     op.given |= {"w": floats(rng, 16, 4 * N) / 4, "b": floats(rng, 4 * N)}

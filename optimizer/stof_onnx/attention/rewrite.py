@@ -121,7 +121,7 @@ class _Rewriter:
         for step in match.prelude:
             inputs = [
                 self._constant(root, tensor.name, tensor.values)
-                if isinstance(tensor, gs.Constant) and tensor.name not in self._names(root)
+                if isinstance(tensor, gs.Constant) and self._names(root).get(tensor.name) is not tensor
                 else tensor
                 for tensor in step.inputs
             ]
