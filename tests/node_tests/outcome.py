@@ -42,7 +42,9 @@ def evaluate(test: NodeTest, folder: Path) -> Outcome:
 
     The reference evaluator must agree, and so must ONNX Runtime wherever it runs the model.
     """
-    model = load_model(test.model_path)
+    source = folder / "node.onnx"
+    onnx.save(test.model, source)
+    model = load_model(source)
     matches, refusals = find_attention(model, OptimizeOptions())
     if not matches:
         return Outcome(test.name, "", "; ".join(r.reason for r in refusals) or "no attention found")
@@ -50,7 +52,7 @@ def evaluate(test: NodeTest, folder: Path) -> Outcome:
     path = folder / "optimized.onnx"
     save_model(model, path)
     errors: list[str] = []
-    for inputs, expected in test.data_sets():
+    for inputs, expected in test.data_sets:
         for evaluator, outputs in _run(path, inputs).items():
             for actual, wanted in zip(outputs, expected, strict=True):
                 errors += [f"{evaluator}: {e}" for e in _difference(test, actual, wanted)]
