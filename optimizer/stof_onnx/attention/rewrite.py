@@ -24,6 +24,7 @@ from stof_onnx.attention.functions import (
 from stof_onnx.attention.sweep import all_graphs, sweep_dead
 from stof_onnx.attention.types import AttentionMatch, BiasKind, BiasTerm, KvKind, KvMask, Layout, MaskedRow
 from stof_onnx.errors import StofError
+from stof_onnx.graph.shapes import elem_type, np_dtype
 from stof_onnx.mask import ONNX_INPUTS, EncodedMask, encode_bands, rows_without_keys
 from stof_onnx.mask.sources import all_keys
 
@@ -210,12 +211,13 @@ class _Rewriter:
             raise StofError(f"the bias '{source.name}' has no known shape and type", match.name, "Report this as a bug")
         base, shape, dtype = f"{source.name}/stof_bias", list(known_shape), np.dtype(match.dtype)
         tensor = source
-        if known_dtype == np.bool_:
+        bias_dtype = np_dtype(elem_type(known_dtype))
+        if bias_dtype == np.bool_:
             zero = self._constant(root, "attend", np.zeros((), dtype))
             hidden = self._constant(root, "hide", np.full((), -np.inf, dtype))
             tensor = self._step(root, new, "Where", [tensor, zero, hidden], f"{base}_where")
         else:
-            dtype = np.dtype(known_dtype)
+            dtype = bias_dtype
         if len(shape) < 4:
             axes = self._constant(root, "axes", np.arange(4 - len(shape), dtype=np.int64))
             tensor = self._step(root, new, "Unsqueeze", [tensor, axes], f"{base}_4d")
