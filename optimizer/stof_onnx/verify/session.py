@@ -13,6 +13,7 @@ from polygraphy.logger import G_LOGGER
 
 from stof_onnx.errors import StofError
 from stof_onnx.graph.external import is_external, read_tensor, tensor_nbytes
+from stof_onnx.verify.definition import spell_out_attention
 from stof_onnx.verify.rounding import is_half, round_each_step
 
 _QUIET = 4  # ONNX Runtime logs nothing: errors arrive as exceptions
@@ -24,7 +25,8 @@ class Runner:
     """Runs one model on ONNX Runtime's CPU provider.
 
     Only semantics-preserving ("basic") graph optimizations are on: a runtime's own attention fusions are not what is
-    being compared. Half-precision models round after every operator (see `rounding`).
+    being compared, and ONNX Attention runs by its definition. Half-precision models round after every operator (see
+    `rounding`).
     """
 
     def __init__(self, proto: onnx.ModelProto, base_dir: Path, extra_outputs: Iterable[str] = ()) -> None:
@@ -42,6 +44,7 @@ class Runner:
         for tensor in model.graph.initializer:
             if is_external(tensor) and tensor_nbytes(tensor) < _INLINE_BELOW:
                 tensor.CopyFrom(onnx.numpy_helper.from_array(read_tensor(tensor, base_dir), tensor.name))
+        spell_out_attention(model)
         half = is_half(model)
         if half:
             round_each_step(model)
