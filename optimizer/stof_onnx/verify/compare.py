@@ -102,7 +102,11 @@ def compare_models(
     common = original.tensors & optimized.tensors
     probes = {s.name: s.output for s in sites if s.output in common}
     factors = {t for s in sites if np.isfinite(s.score_bound) for t in (s.q, s.k)} & original.tensors
-    first = Runner(original.proto, original.base_dir, [*probes.values(), *factors])
+    try:
+        first = Runner(original.proto, original.base_dir, [*probes.values(), *factors])
+    except StofError as refused:
+        what = f"the original itself does not load: {refused.what}"
+        raise StofError(what, "verify", "Pass --no-verify to write the result unverified") from refused
     reference = Reference(original.proto, original.base_dir, probes.values())
     result = Verification("whole model", judge.rule(options.atol, options.rtol), seed)
     try:
