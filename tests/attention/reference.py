@@ -140,7 +140,8 @@ def expected(match: AttentionMatch, values: dict[str, np.ndarray]) -> np.ndarray
     out = weights @ v
     if match.o_layout is Layout.BHSD:
         return out
-    return out.transpose(0, 2, 1, 3).reshape(len(out), s_q, -1)
+    rows = out.transpose(0, 2, 1, 3).reshape(len(out), s_q, -1)
+    return rows.reshape(-1, rows.shape[2]) if match.output_rank == 2 else rows
 
 
 def check(found: Found, feeds: dict[str, np.ndarray], rtol: float = 2e-5, atol: float = 2e-5) -> None:

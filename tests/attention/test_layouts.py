@@ -319,6 +319,18 @@ def test_output_flattened_to_rank_2_keeps_the_last_rank_3_tensor(tmp_path, rng):
     assert match.output.name == out and match.o_layout is BSHD
 
 
+def test_output_flattened_to_rank_2_at_once(tmp_path, rng):
+    g, s = Graph(), Sizes()
+    q, k, v = qkv(g, s)
+    kt = g.add("Transpose", heads_first(g, k, 4, 8), perm=[0, 1, 3, 2])
+    probs = g.add("Softmax", g.add("MatMul", heads_first(g, q, 4, 8), kt), axis=-1)
+    out = g.add("Transpose", g.add("MatMul", probs, heads_first(g, v, 4, 8)), perm=[0, 2, 1, 3])
+    flat = g.add("Reshape", out, g.ints(-1, 32))
+    g.output(flat)
+    match = matched(g, tmp_path, rng)
+    assert (match.output.name, match.o_layout, match.output_rank) == (flat, BSHD, 2)
+
+
 def test_scaled_values_are_taken_after_the_scale(tmp_path, rng):
     g, s = Graph(), Sizes()
     q, k, v = qkv(g, s)

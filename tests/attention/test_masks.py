@@ -230,6 +230,24 @@ def test_masked_entries_of_a_relative_bias_do_not_matter(tmp_path, rng):
     np.testing.assert_array_equal(allowed(match)[0, 0], CAUSAL)
 
 
+@pytest.mark.parametrize("heads", [4, 6])
+def test_slope_of_the_key_alone_is_relative(heads, tmp_path, rng):
+    """ALiBi as MPT and BLOOM write it: slope * k; softmax does not see what a row has in common."""
+    slopes = 2.0 ** -(8 / heads * np.arange(1, heads + 1))
+    bias = (slopes[:, None, None] * np.arange(-8, 1)).astype(np.float32)
+    terms = both(add(bias), add(np.where(CAUSAL, 0, -np.inf)))
+    match = found_in(terms, tmp_path, rng, Sizes(heads=heads, kv_heads=heads)).only
+    assert match.bias.kind is BiasKind.RELATIVE and match.bias.array is not None
+    np.testing.assert_allclose(match.bias.array, slopes[:, None] * np.arange(-8, 9), rtol=1e-6)
+
+
+def test_a_bend_in_the_slope_makes_the_bias_dense(tmp_path, rng):
+    bias = 0.25 * np.arange(9.0)
+    bias[4] += 0.01
+    match = found_in(add(np.broadcast_to(bias, (9, 9))), tmp_path, rng).only
+    assert match.bias.kind is BiasKind.DENSE
+
+
 def test_bias_of_batch_entries(tmp_path, rng):
     match = found_in(add(rng.standard_normal((2, 1, 9, 9))), tmp_path, rng).only
     assert match.bias.array is not None and match.bias.array.shape == (2, 1, 9, 9)

@@ -60,7 +60,8 @@ class Choice:
     @property
     def gain(self) -> int:
         """Nodes that disappear around the core, less those that are added."""
-        return sum(len(p.source.nodes) for p in (self.q, self.k, self.v)) + len(self.result.nodes) - 2 * self.casts
+        absorbed = sum(len(p.source.nodes) for p in (self.q, self.k, self.v)) + len(self.result.nodes)
+        return absorbed - 2 * self.casts - (self.result.rank == 2)
 
 
 def of_products(above: Product, below: Product) -> Core:
@@ -178,6 +179,7 @@ def applied(match: AttentionMatch, choice: Choice) -> AttentionMatch:
         k_layout=k.layout,
         v_layout=v.layout,
         o_layout=choice.result.layout,
+        output_rank=choice.result.rank,
         num_kv_heads=k.heads,
         scale=match.scale * q.source.scale * k.source.scale,
         nodes=(*match.nodes, *choice.result.nodes),

@@ -17,7 +17,10 @@ def bias_term(bias: np.ndarray, allowed: np.ndarray) -> BiasTerm:
         seen: np.ndarray = np.logical_or.reduce(allowed, axis=0)
         vectors = []
         for h in range(bias.shape[1]):
-            vector = _relative(bias[0, h], np.asarray(seen[h] if seen.shape[0] == bias.shape[1] else seen.any(axis=0)))
+            visible = np.asarray(seen[h] if seen.shape[0] == bias.shape[1] else seen.any(axis=0))
+            vector = _relative(bias[0, h], visible)
+            if vector is None:
+                vector = _linear(bias[0, h], visible)
             if vector is None:
                 return BiasTerm(BiasKind.DENSE, bias)
             vectors.append(vector)
@@ -47,3 +50,22 @@ def _relative(bias: np.ndarray, allowed: np.ndarray) -> np.ndarray | None:
             vector[d] = np.diagonal(bias, offset)[int(np.argmax(seen))]
     toeplitz = np.lib.stride_tricks.sliding_window_view(vector, s_kv)[::-1]
     return vector if bool(((toeplitz == bias) | ~allowed).all()) else None
+
+
+def _linear(bias: np.ndarray, allowed: np.ndarray) -> np.ndarray | None:
+    """The vector of a bias slope * k (ALiBi without the query): a constant a row does not change its softmax.
+
+    Only where slope * k is what the bias holds up to its own rounding.
+    """
+    s_q, s_kv = bias.shape
+    if s_kv < 2 or not allowed.any(axis=1).all() or not allowed.any(axis=0).all():
+        return None
+    column = np.take_along_axis(bias, np.argmax(allowed, axis=0)[None], axis=0)[0]
+    if not ((bias == column) | ~allowed).all():
+        return None
+    exact = column.astype(np.float64)
+    slope = (exact[-1] - exact[0]) / (s_kv - 1)
+    unit = float(np.spacing(np.abs(column).max())) if column.dtype.kind == "f" else 0.0
+    if np.abs(exact[0] + slope * np.arange(s_kv) - exact).max() > unit:
+        return None
+    return (slope * np.arange(1 - s_q, s_kv)).astype(np.float32)

@@ -181,6 +181,7 @@ class _Finder:
             k_layout=k.layout,
             v_layout=v.layout,
             o_layout=choice.result.layout,
+            output_rank=choice.result.rank,
             num_heads=q.query_heads,
             num_kv_heads=k.heads,
             head_dim=q.dim,

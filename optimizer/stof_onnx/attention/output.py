@@ -1,6 +1,7 @@
 """Follows probabilities @ V downstream: the exporter's transpose and reshape disappear into the output layout.
 
-Contract: the chosen tensor is, element for element, [B, H, Sq, Dv] (BHSD) or [B, Sq, H*Dv] (BSHD) of the product.
+Contract: the chosen tensor is, element for element, [B, H, Sq, Dv] (BHSD) or [B, Sq, H*Dv] (BSHD; also flattened to
+rank 2) of the product.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Result:
     tensor: gs.Tensor
     layout: Layout
     nodes: tuple[gs.Node, ...]
+    rank: int  # 4 in BHSD; 3, or 2 for [B*Sq, H*Dv], in BSHD
 
 
 def results(
@@ -45,7 +47,7 @@ def results(
         layout = _layout(view, batch, heads, seq, dim)
         gone = {id(n) for n in nodes}
         if layout is not None and vanish(shape_readers, gone, graph_outputs):
-            found.append(Result(tensor, layout, tuple(nodes)))
+            found.append(Result(tensor, layout, tuple(nodes), len(view.axes)))
         data, of_shape = readers(tensor)
         if id(tensor) in graph_outputs or len(data) != 1:
             break
@@ -66,8 +68,10 @@ def _layout(view: View, batch: int, heads: int, seq: int, dim: int) -> Layout | 
         return Layout.BHSD
     if view.shape == (batch, seq, heads * dim):
         wanted = View((((batch, heads * seq * dim),), ((seq, dim),), ((heads, seq * dim), (dim, 1))))
-        if _equal(view, wanted):
-            return Layout.BSHD
+        return Layout.BSHD if _equal(view, wanted) else None
+    if view.shape == (batch * seq, heads * dim):
+        flat = View((((batch, heads * seq * dim), (seq, dim)), ((heads, seq * dim), (dim, 1))))
+        return Layout.BSHD if _equal(view, flat) else None
     return None
 
 

@@ -108,13 +108,24 @@ class _Rewriter:
         new.append(node)
         index = _index(match.graph.nodes, producer)
         match.output.inputs.clear()
-        node.outputs.append(match.output)
+        if match.o_layout is Layout.BSHD and match.output_rank == 2:
+            new.append(self._flattened(root, match, node))
+        else:
+            node.outputs.append(match.output)
         match.graph.nodes[index:index] = new
         self.model.add_function(attention_function(variant, self.model.opset))
         removed = sweep_dead(root, [producer, *match.nodes])
         mask_variant = site.mask_variant()
         names = tuple(gone.name for gone in removed)
         return ReplacedSite(match, node, variant.name, mask_variant.name if mask_variant else "", names)
+
+    def _flattened(self, root: gs.Graph, match: AttentionMatch, node: gs.Node) -> gs.Node:
+        """The Reshape from the node's [B, Sq, H*Dv] to an output of rank 2."""
+        wide = gs.Variable(self._tensor_name(root, f"{match.output.name}/stof_rank_3"), dtype=match.output.dtype)
+        node.outputs.append(wide)
+        shape = self._constant(root, "shape", np.array([-1, match.num_heads * match.v_head_dim], np.int64))
+        name = self._node_name(f"{match.name}/stof_flatten")
+        return gs.Node(op="Reshape", name=name, inputs=[wide, shape], outputs=[match.output])
 
     def _prelude(self, root: gs.Graph, match: AttentionMatch) -> list[gs.Node]:
         """The nodes that make what the graph does not hold yet, with names that are free."""

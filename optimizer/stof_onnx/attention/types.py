@@ -203,6 +203,7 @@ class AttentionMatch:
     masked_row: MaskedRow = MaskedRow.ZERO
     nodes: tuple[gs.Node, ...] = ()
     ranks: tuple[int, int, int] = (4, 4, 4)
+    output_rank: int = 3  # in BSHD: 3, or 2 where `output` is [B*Sq, H*Dv] and a Reshape has to follow the node
     prelude: tuple[NewNode, ...] = ()
     notes: tuple[str, ...] = ()  # lines for the report
     score_bound: float = math.inf  # largest |score| under which the finite mask constants are masks; verify checks it
