@@ -2,7 +2,7 @@
 
 The text of versions 23 and 24 was corrected in place after onnx 1.19, so that two readings are about:
 
-    what                            onnx 1.19's reference    later releases, ONNX Runtime 1.23 and newer
+    what                            onnx 1.19's reference    later releases, ONNX Runtime 1.32
     softcap beside a mask           after the mask           before the mask (so in version 25 from the start)
     a row that sees no key          NaN                      zeros
     is_causal with nonpad_kv_seqlen k <= q                   k <= q + nonpad_kv_seqlen - S_q
