@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -48,7 +49,7 @@ def attention(dtype: type = np.float32, padding: bool = True, flaw: str = "") ->
     zero = ints("zero", 0)
     rows = op("Slice", const("causal", causal), zero, length, ints("axis_q", 2))
     visible = op("Slice", rows, zero, length, ints("axis_k", 3))
-    lowest = const("lowest", np.array(np.finfo(dtype_).min, dtype_))
+    lowest = const("lowest", np.array(ml_dtypes.finfo(dtype_).min, dtype_))
     scores = op("Where", visible, scores, lowest)
     if padding:
         keys = op("Unsqueeze", "attention_mask", ints("axes", 1, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -48,6 +49,12 @@ def test_flaws_are_found(flaw: str, tmp_path: Path) -> None:
 
 def test_one_extra_key_is_found_in_half_precision(tmp_path: Path) -> None:
     assert not _compare(tmp_path, attention(np.float16), attention(np.float16, flaw="mask")).passed
+
+
+def test_bfloat16_is_compared_in_float32(tmp_path: Path) -> None:
+    result = _compare(tmp_path, attention(ml_dtypes.bfloat16), attention(ml_dtypes.bfloat16))
+    assert result.passed and "in float32" in result.notes[-1]
+    assert not _compare(tmp_path, attention(ml_dtypes.bfloat16), attention(ml_dtypes.bfloat16, flaw="mask")).passed
 
 
 def test_seed_reproduces_the_inputs(tmp_path: Path) -> None:

@@ -12,9 +12,20 @@ from onnx import TensorProto
 from stof_onnx.graph.external import read_tensor
 from stof_onnx.graph.walk import all_graphs, all_nodes, node_graphs
 
+_BFLOAT16: dict[int, int] = {TensorProto.BFLOAT16: TensorProto.FLOAT}
 _HALF: dict[int, int] = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 _SINGLE: dict[int, int] = {TensorProto.FLOAT: TensorProto.DOUBLE}
 _TYPE_ATTRIBUTES = {"to", "dtype", "stash_type", "softmax_precision", "output_dtype"}
+
+
+def uses_bfloat16(proto: onnx.ModelProto) -> bool:
+    """True when a weight, input or output of the model is bfloat16."""
+    return _uses(proto, set(_BFLOAT16))
+
+
+def without_bfloat16(proto: onnx.ModelProto, base_dir: Path) -> onnx.ModelProto:
+    """A copy of `proto` that computes in float32 what it computed in bfloat16, with all weights inside."""
+    return _convert(proto, base_dir, _BFLOAT16)
 
 
 def upcast(proto: onnx.ModelProto, base_dir: Path, without: frozenset[str] = frozenset()) -> onnx.ModelProto:
@@ -24,6 +35,15 @@ def upcast(proto: onnx.ModelProto, base_dir: Path, without: frozenset[str] = fro
         without: operator types that the runtime lacks in float64: they stay float32 between two casts.
     """
     mapping = _HALF if _uses(proto, set(_HALF)) else _SINGLE
+    out = _convert(proto, base_dir, mapping)
+    if without and mapping is _SINGLE:
+        _wrap(out.graph, without)
+        for function in out.functions:
+            _wrap(function, without)
+    return out
+
+
+def _convert(proto: onnx.ModelProto, base_dir: Path, mapping: dict[int, int]) -> onnx.ModelProto:
     out = onnx.ModelProto()
     out.CopyFrom(proto)
     for graph in all_graphs(out.graph):
@@ -33,10 +53,6 @@ def upcast(proto: onnx.ModelProto, base_dir: Path, without: frozenset[str] = fro
             _attributes(node, mapping, base_dir)
         for inner in (g for node in function.node for h in node_graphs(node) for g in all_graphs(h)):
             _graph(inner, mapping, base_dir)
-    if without and mapping is _SINGLE:
-        _wrap(out.graph, without)
-        for function in out.functions:
-            _wrap(function, without)
     return out
 
 
