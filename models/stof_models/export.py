@@ -92,7 +92,8 @@ def _export(options: ExportOptions, built: Built, info: ExportInfo, target: Path
         if weights > EXTERNAL_DATA_ABOVE:
             _gather_external_data(target)
         return
-    dims = {name: torch.export.Dim(name, min=1, max=info.max_dims.get(name)) for name in info.dims}
+    used = {dim for axes in dynamic_axes.values() for dim in axes.values()}
+    dims = {name: torch.export.Dim(name, min=1, max=info.max_dims.get(name)) for name in sorted(used)}
     shapes = tuple({axis: dims[dim] for axis, dim in dynamic_axes[i.name].items()} for i in info.inputs)
     torch.onnx.export(
         built.module,

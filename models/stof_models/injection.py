@@ -7,7 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    bidirectional_mask_function,
+    eager_mask,
+    sdpa_mask,
+)
 
 from stof_models.masks import MaskSpec
 
@@ -58,14 +63,24 @@ class MaskTable(torch.nn.Module):
 
 
 @contextmanager
-def registered_mask_function(attention: str, full: MaskTable, local: MaskTable | None) -> Iterator[None]:
-    """While active, transformers builds its masks from these tables (`local` for sliding-window layers)."""
+def registered_mask_function(attention: str, tables: dict[str, MaskTable]) -> Iterator[None]:
+    """While active, transformers builds its masks from these tables.
+
+    Keys: "full" for self attention and "local" for its sliding-window layers (default "full"); in models with cross
+    attention "decoder" and "cross". A role without a table keeps its own mask.
+    """
     build: Any = {"eager": eager_mask, "sdpa": sdpa_mask}[attention]
 
     def from_table(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-        sliding = kwargs.get("local_size") is not None and local is not None
-        kwargs["mask_function"] = local if sliding else full
-        kwargs["allow_is_causal_skip"] = kwargs["allow_is_bidirectional_skip"] = False
+        if kwargs.get("local_size") is not None:
+            table = tables.get("local", tables.get("full"))
+        elif "cross" in tables or "decoder" in tables:
+            table = tables.get("cross" if kwargs["mask_function"] is bidirectional_mask_function else "decoder")
+        else:
+            table = tables.get("full")
+        if table is not None:
+            kwargs["mask_function"] = table
+            kwargs["allow_is_causal_skip"] = kwargs["allow_is_bidirectional_skip"] = False
         return build(*args, **kwargs)
 
     previous: Any = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[attention]

@@ -92,18 +92,27 @@ def mask_argument(options: ExportOptions, spec: MaskSpec) -> MaskArgument:
     )
 
 
-def mask_context(
-    options: ExportOptions, full: MaskSpec, local: MaskSpec | None = None
-) -> Callable[[], AbstractContextManager[Any]]:
-    full_table = MaskTable(full)
-    local_table = None if local is None else MaskTable(local)
-    return lambda: registered_mask_function(options.attention, full_table, local_table)
+def mask_context(options: ExportOptions, specs: dict[str, MaskSpec]) -> Callable[[], AbstractContextManager[Any]]:
+    """The context of mask style "function": see `registered_mask_function` for the keys."""
+    tables = {role: MaskTable(spec) for role, spec in specs.items()}
+    return lambda: registered_mask_function(options.attention, tables)
 
 
 def with_attention(config: Config, options: ExportOptions) -> Config:
     """`config` with the attention implementation asked for (the argument `attn_implementation` of from_pretrained)."""
     config._attn_implementation = options.attention
     return config
+
+
+def self_mask(
+    options: ExportOptions, longest: int, *, decoder: bool, band: tuple[str, int] = ("", 0)
+) -> MaskSpec | None:
+    """The declared self-attention mask (None: every key); `band` is a local layer's (kind, width)."""
+    if options.mask != NATIVE:
+        return zoo_mask(options, options.mask, longest, longest, decoder=decoder, band=band)
+    if not decoder and not band[0]:
+        return None
+    return replace(make_mask("causal" if decoder else "none", longest), band=band[0], band_width=band[1])
 
 
 def finish(model: torch.nn.Module, options: ExportOptions) -> torch.nn.Module:

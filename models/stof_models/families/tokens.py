@@ -1,36 +1,23 @@
-"""Models of one token sequence: BERT, ModernBERT, GPT-2, LLaMA, Mistral, Gemma 2 and 3, and T5's encoder."""
+"""Models of one token sequence: input_ids (and attention_mask) to hidden states."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import (
-    BertConfig,
-    BertModel,
-    GPT2Config,
-    GPT2Model,
-    LlamaConfig,
-    LlamaModel,
-)
 
 from stof_models.families.base import (
     BATCH,
     SEQUENCE,
     Built,
-    Family,
-    finish,
     mask_argument,
     mask_context,
     padding,
+    self_mask,
     seq_dim,
     tokens,
-    with_attention,
-    zoo_mask,
 )
 from stof_models.info import SiteInfo
-from stof_models.masks import MaskSpec, make_mask
 from stof_models.options import NATIVE, ExportOptions
 
 
@@ -75,28 +62,21 @@ def build_tokens(
     softcap: float = 0.0,
     rope: bool = False,
 ) -> Built:
-    """Wraps `model`. `layer_bands` names the local window of each layer (("", 0) where it is global)."""
+    """Wraps a finished `model`. `layer_bands` names the local window of each layer (("", 0) where it is global)."""
     longest = options.longest
     bands = layer_bands or [("", 0)] * options.layers
-    local_band = next((band for band in bands if band[0]), None)
-    all_local = all(band[0] for band in bands)
-    kind = ("causal" if decoder else "none") if options.mask == NATIVE else options.mask
-
-    def spec(band: tuple[str, int]) -> MaskSpec:
-        if options.mask == NATIVE:
-            return replace(make_mask(kind, longest), band=band[0], band_width=band[1])
-        return zoo_mask(options, kind, longest, longest, decoder=decoder, band=band)
-
+    specs = [self_mask(options, longest, decoder=decoder, band=band) for band in bands]
     masks: dict[str, torch.nn.Module] = {}
     extra: dict[str, Any] = {}
     if options.mask != NATIVE:
-        full = spec(local_band if all_local and local_band else ("", 0))
-        local = spec(local_band) if local_band and not all_local else None
+        full = next((s for s, band in zip(specs, bands, strict=True) if not band[0]), specs[0])
+        local = next((s for s, band in zip(specs, bands, strict=True) if band[0]), full)
+        assert full is not None and local is not None
         if options.mask_style == "function":
-            extra["context"] = mask_context(options, full, local if not all_local else full)
+            extra["context"] = mask_context(options, {"full": full, "local": local})
         else:
             masks["full_attention"] = mask_argument(options, full)
-            if local is not None:
+            if local is not full:
                 masks["sliding_attention"] = mask_argument(options, local)
     inputs = [tokens("input_ids", options, SEQUENCE, options.seq)]
     if options.padding:
@@ -110,7 +90,7 @@ def build_tokens(
             head_dim=options.head_dim,
             seq_q=seq,
             seq_kv=seq,
-            mask=spec(bands[i]) if kind != "none" or bands[i][0] else None,
+            mask=specs[i],
             padding=options.padding,
             bias=bias,
             softcap=softcap,
@@ -119,7 +99,7 @@ def build_tokens(
     )
     return Built(
         TokenModel(
-            finish(model, options),
+            model,
             masks,
             ones=decoder and options.exporter == "torchscript",
             positions=rope and options.opset >= 23 and options.dynamic != "none",
@@ -131,59 +111,3 @@ def build_tokens(
         {SEQUENCE: longest},
         **extra,
     )
-
-
-def _bert(options: ExportOptions) -> Built:
-    config = BertConfig(
-        vocab_size=options.vocab,
-        hidden_size=options.hidden,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.heads,
-        intermediate_size=options.intermediate or 4 * options.hidden,
-        max_position_embeddings=options.longest,
-    )
-    return build_tokens(options, BertModel(with_attention(config, options), add_pooling_layer=False), decoder=False)
-
-
-def _gpt2(options: ExportOptions) -> Built:
-    config = GPT2Config(
-        vocab_size=options.vocab,
-        n_embd=options.hidden,
-        n_layer=options.layers,
-        n_head=options.heads,
-        n_inner=options.intermediate or 4 * options.hidden,
-        n_positions=options.longest,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return build_tokens(options, GPT2Model(with_attention(config, options)), decoder=True)
-
-
-def _llama(options: ExportOptions) -> Built:
-    kv_heads = options.kv_heads or max(1, options.heads // 2)
-    config = LlamaConfig(
-        **_decoder_sizes(options, kv_heads),
-    )
-    return build_tokens(
-        options, LlamaModel(with_attention(config, options)), decoder=True, kv_heads=kv_heads, rope=True
-    )
-
-
-def _decoder_sizes(options: ExportOptions, kv_heads: int) -> dict[str, Any]:
-    return {
-        "vocab_size": options.vocab,
-        "hidden_size": options.hidden,
-        "num_hidden_layers": options.layers,
-        "num_attention_heads": options.heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": options.head_dim,
-        "intermediate_size": options.intermediate or 3 * options.hidden,
-        "max_position_embeddings": options.longest,
-    }
-
-
-FAMILIES = (
-    Family("bert", _bert),
-    Family("gpt2", _gpt2),
-    Family("llama", _llama),
-)
