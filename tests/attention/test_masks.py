@@ -98,6 +98,20 @@ def test_a_score_replaced_by_a_number_that_is_no_mask_is_refused(tmp_path, rng):
     assert "no mask constant" in refusal.reason and "Where" in refusal.nodes[0]
 
 
+def test_a_mask_constant_beside_a_positive_bias_stays_a_mask(tmp_path, rng):
+    """-1e4 + 1.5 is above -1e4, but one of its terms is a mask constant."""
+    bias = np.abs(rng.standard_normal((4, 9, 9)))
+    match = found_in(both(add(bias), add(np.where(CAUSAL, 0, -1e4))), tmp_path, rng).only
+    np.testing.assert_array_equal(allowed(match)[0, 0], CAUSAL)
+
+
+def test_a_row_of_near_mask_constants_is_refused(tmp_path, rng):
+    """In a row of -9999 a key at -10001 is no hidden key."""
+    near = np.zeros((9, 9))
+    near[4], near[4, 3] = -9999.0, -10001.0
+    assert "close to the mask constants" in found_in(add(near), tmp_path, rng).refused.reason
+
+
 def test_terms_in_any_order_and_number(tmp_path, rng):
     window = np.abs(np.arange(9) - np.arange(9)[:, None]) <= 2
     relative = rng.standard_normal((4, 17)).astype(np.float32)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from stof_onnx.attention.masked_row import mask_threshold
 from stof_onnx.attention.movement import is_standard
 from stof_onnx.attention.terms import play, term_values
 from stof_onnx.attention.types import Refusal, ScoreSite, ScoreTerm
@@ -114,14 +113,13 @@ def _compare(
     bias: np.ndarray | None,
     sizes: list[tuple[int, int, int, int]],
 ) -> str | None:
-    threshold = mask_threshold(site.softmax_dtype)
     for folder, (batch, heads, s_q, s_kv) in zip(folders, sizes, strict=True):
         if s_q > site.seq_q or s_kv > site.seq_kv:
             continue
         small = replace(site, batch=batch, heads=heads, seq_q=s_q, seq_kv=s_kv)
         feeds = tuple((t, np.full(folder.shape(t) or (), a.reshape(-1)[0], a.dtype)) for t, a in shown)
         for band in play(term_values(terms, small, folder, feeds), small):
-            here = band.added > threshold
+            here = ~band.masked
             there = allowed[:, :, band.q0 : band.q1, :s_kv]
             if not _equal(here, there):
                 return f"the mask at {s_q} x {s_kv} is not the leading part of the one at {site.seq_q} x {site.seq_kv}"

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from stof_onnx.attention.bias import bias_term
 from stof_onnx.attention.dynamic import check_lengths
-from stof_onnx.attention.masked_row import RowClassifier, RowRule, mask_threshold, working_dtype
+from stof_onnx.attention.masked_row import RowClassifier, RowRule, working_dtype
 from stof_onnx.attention.movement import sources
 from stof_onnx.attention.padding import Padding, paddings, runtime_tensors
 from stof_onnx.attention.terms import Played, TermError, TermValue, play, term_values
@@ -38,6 +38,7 @@ from stof_onnx.mask.encode import encode
 if TYPE_CHECKING:
     from stof_onnx.graph.fold import Folder
 
+_LEAST_BOUND = 1000.0  # scores up to this size must leave masks masks
 _NOTED = 1e30  # bounds above are not worth a line in the report
 Feeds = tuple[tuple[gs.Tensor, np.ndarray], ...]
 
@@ -98,12 +99,11 @@ def _padding(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder) -> t
 
 def _hides(terms: tuple[ScoreTerm, ...], site: ScoreSite, folder: Folder, padding: Padding) -> bool | None:
     """Which entry of the padding hides a key: False when 0 does, True when 1 does, None when neither hides all."""
-    threshold = mask_threshold(site.softmax_dtype)
     for invert in (False, True):
         values = term_values(terms, site, folder, padding.filled(1 if invert else 0))
-        if all(bool((band.added <= threshold).all()) for band in play(values, site)):
+        if all(bool(band.masked.all()) for band in play(values, site)):
             other = term_values(terms, site, folder, padding.filled(0 if invert else 1))
-            return invert if any(bool((band.added > threshold).any()) for band in play(other, site)) else None
+            return invert if any(bool((~band.masked).any()) for band in play(other, site)) else None
     return None
 
 
@@ -124,13 +124,10 @@ class _Parts:
     site: ScoreSite
     folder: Folder
     notes: list[str] = field(default_factory=list)
-    added_max: float = -inf  # largest finite constant added to a masked score
-    fill_max: float = -inf  # largest finite constant that replaces a masked score
-    bias_max: float = 0.0
+    bound: float = inf  # |score| up to which the finite mask constants are masks
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        self.threshold = mask_threshold(self.site.softmax_dtype)
         self.rows = RowClassifier(working_dtype(self.terms, self.site), self.site.nan_guard)
 
     def split(self, values: list[TermValue], hidden: list[TermValue] | None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -142,36 +139,46 @@ class _Parts:
         pairs = zip(play(values, site), play(hidden, site) if hidden is not None else repeat(None), strict=False)
         for band, dark in pairs:
             rows = slice(band.q0, band.q1)
-            masked = band.added <= self.threshold
+            masked = band.masked
             if (~band.kept & ~masked).any():
                 raise TermError("scores are replaced by a value that is no mask constant", self._replacer())
             self.factor = band.factor
-            self._bounds(band, masked)
             allowed[:, :, rows] = ~masked
             if (~masked & (band.added != 0)).any():
                 if bias is None:
                     bias = np.zeros((*lead, site.seq_q, site.seq_kv), band.added.dtype)
                 bias[:, :, rows] = np.where(masked, np.zeros((), band.added.dtype), band.added)
-                self.bias_max = max(self.bias_max, float(np.abs(bias[:, :, rows]).max()))
+            self._bound(band, band, dark is not None)
             if dark is None:
                 self._empty_rows(band, allowed[:, :, rows])
             else:
-                self._bounds(dark, dark.added <= self.threshold)
+                self._bound(band, dark, True)
                 self._hidden_rows(band, dark, masked)
         return allowed, bias
 
     def _replacer(self) -> gs.Node | None:
         return next((t.node for t in reversed(self.terms) if t.kind in ("where", "mul")), None)
 
-    def _bounds(self, band: Played, masked: np.ndarray) -> None:
-        finite = masked & np.isfinite(band.added)
-        kept = finite & band.kept
-        replaced = finite & ~band.kept
-        wide = np.broadcast_to(band.added, finite.shape)
-        if kept.any():
-            self.added_max = max(self.added_max, float(np.broadcast_to(wide, kept.shape)[kept].max()))
-        if replaced.any():
-            self.fill_max = max(self.fill_max, float(np.broadcast_to(wide, replaced.shape)[replaced].max()))
+    def _bound(self, shown: Played, hidden: Played, any_subset: bool) -> None:
+        """|score| up to which exp() of every masked score of `hidden` is below the last bit of a row's sum.
+
+        A masked score competes with the keys that `shown` allows: with the best of them, or, where padding may leave
+        any one of them alone, with the worst.
+        """
+        finite = hidden.masked & np.isfinite(hidden.added)
+        if not finite.any():
+            return
+        slack = 24 * log(2) + log(self.site.seq_kv)
+        top: np.ndarray | float = 0.0
+        if (~shown.masked & (shown.added != 0)).any():
+            worst = np.inf if any_subset else -np.inf
+            bias = np.where(shown.masked, worst, shown.added.astype(np.float64))
+            top = bias.min(axis=-1, keepdims=True) if any_subset else bias.max(axis=-1, keepdims=True)
+            top = np.where(np.isfinite(top), top, np.inf)  # a row without keys is no matter of bounds
+        for which, share in ((finite & hidden.kept, 2), (finite & ~hidden.kept, 1)):
+            if which.any():
+                level = np.where(which, hidden.added.astype(np.float64), -np.inf).max(axis=-1, keepdims=True)
+                self.bound = min(self.bound, float(((top - level - slack) / share).min()))
 
     def _empty_rows(self, band: Played, allowed: np.ndarray) -> None:
         empty = ~allowed.any(axis=-1)
@@ -211,7 +218,11 @@ def _finish(
     problem = check_lengths(terms, site, shown, allowed, bias, folder)
     if problem is not None:
         return problem
-    bound = _score_bound(parts)
+    bound = parts.bound
+    if bound < _LEAST_BOUND:
+        return Refusal(
+            "the bias comes so close to the mask constants that these are no masks", _labels(terms), site.name
+        )
     if bound < _NOTED:
         parts.notes.append(f"finite mask constants are masks while no |score| exceeds {bound:.4g}")
     if rule.bound < _NOTED and rule.rule is MaskedRow.MEAN:
@@ -232,21 +243,10 @@ def _finish(
     )
 
 
-def _score_bound(parts: _Parts) -> float:
-    """|score| up to which exp() of every masked score is below the last bit of the softmax's sum."""
-    slack = 24 * log(2) + log(parts.site.seq_kv) + parts.bias_max
-    bounds = [inf]
-    if parts.added_max > -inf:
-        bounds.append((-parts.added_max - slack) / 2)
-    if parts.fill_max > -inf:
-        bounds.append(-parts.fill_max - slack)
-    return min(bounds)
-
-
 def _run_time_rule(rule: RowRule, run_time: _RunTimeBias, parts: _Parts, masked: bool) -> RowRule:
     """Rows can also be emptied by -inf in the bias: then 0/0, unless finite constants stand beside it."""
     empty = MaskedRow.ZERO if parts.site.nan_guard else MaskedRow.NAN
-    finite = max(parts.added_max, parts.fill_max) > -inf
+    finite = parts.bound < inf
     if finite and run_time.hides:
         return RowRule(None, reason="a run-time mask beside finite mask constants")
     if not parts.rows.found:

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from stof_onnx.attention.masked_row import mask_threshold
 from stof_onnx.attention.types import ScoreSite, ScoreTerm
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Played:
     q1: int
     kept: np.ndarray  # bool
     added: np.ndarray  # dtype of the softmax input
+    masked: np.ndarray  # bool: `added` is a mask constant, up to a bias beside it
     factor: float
 
 
@@ -160,6 +162,8 @@ def _rows(array: np.ndarray, q0: int, q1: int) -> np.ndarray:
 def _band(values: list[TermValue], site: ScoreSite, q0: int, q1: int) -> Played:
     kept = np.ones((1, 1, 1, 1), bool)
     added = np.zeros((1, 1, 1, 1), site.dtype)
+    struck = np.zeros((1, 1, 1, 1), bool)
+    threshold = mask_threshold(site.softmax_dtype)
     factor = 1.0
     for item in values:
         term = item.term
@@ -168,7 +172,9 @@ def _band(values: list[TermValue], site: ScoreSite, q0: int, q1: int) -> Played:
             added = added.astype(term.dtype)
         elif term.kind == "add":
             assert value is not None
-            added = (added - value if term.negate else added + value).astype(term.dtype)
+            signed = -value if term.negate else value
+            struck = struck | (signed <= threshold)
+            added = (added + signed).astype(term.dtype)
         elif term.kind == "where":
             assert value is not None
             fill = _rows(item.fill, q0, q1) if item.fill is not None else np.asarray(term.fill, term.dtype)
@@ -187,4 +193,5 @@ def _band(values: list[TermValue], site: ScoreSite, q0: int, q1: int) -> Played:
             added = np.where(flags, added, np.zeros((), added.dtype)).astype(term.dtype)
     if np.isnan(added).any():
         raise TermError("the mask terms give NaN", values[-1].term.node if values else None)
-    return Played(q0, q1, kept, added, factor)
+    masked = (added <= threshold) | (struck & (added <= threshold / 2))
+    return Played(q0, q1, kept, added, masked, factor)
