@@ -102,5 +102,6 @@ def _positions(b: FunctionBuilder, kind: str, g: Geometry) -> str:
     ones = b.const(np.ones(g.n_masks * g.rows, np.int32), np.int32)
     ended = b.op("ScatterElements", zeros, ends, ones, axis=0, reduction="add", name="ended")
     row = b.op("CumSum", ended, b.const(0, np.int64), name="row_after")
-    row = b.op("Slice", row, b.ints(0), count, name=f"{kind}_row")
+    # The reference evaluator of onnx 1.17 sums int32 into int64.
+    row = b.op("Slice", b.op("Cast", row, to=onnx.TensorProto.INT32), b.ints(0), count, name=f"{kind}_row")
     return b.op("Add", b.op("Mul", row, b.const(g.cols, np.int32)), f"{kind}_col_idx", name=f"{kind}_at")
