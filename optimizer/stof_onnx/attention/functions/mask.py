@@ -94,7 +94,7 @@ def mask_function(variant: MaskVariant, opset: int) -> onnx.FunctionProto:
 
     allowed = _allowed(b, variant, sizes)
     bias = _bias(b, variant, sizes, to)
-    hidden, lowest = b.const(-np.inf, real), b.const(np.finfo(real).min, real)
+    hidden = b.const(-np.inf, real)
 
     def give(fill: str) -> None:
         """Makes the output: the bias (or 0) where the key is allowed, `fill` elsewhere."""
@@ -114,7 +114,7 @@ def mask_function(variant: MaskVariant, opset: int) -> onnx.FunctionProto:
             b.returns("Identity", some, output="row_ok")
             b.returns("Identity", additive, output="mask")
         else:
-            b.returns("Where", some, additive, lowest, output="mask")
+            b.returns("Where", some, additive, b.const(np.finfo(real).min, real), output="mask")
     else:
         assert allowed is not None, "rows can not be empty without a mask or padding"
         counted = b.op("Cast", allowed, to=onnx.TensorProto.FLOAT)
@@ -123,7 +123,7 @@ def mask_function(variant: MaskVariant, opset: int) -> onnx.FunctionProto:
             b.returns("Identity", some, output="row_ok")
             give(hidden)
         elif variant.empty_rows is MaskedRow.MEAN:
-            give(b.op("Where", some, hidden, lowest, name="fill"))
+            give(b.op("Where", some, hidden, b.const(np.finfo(real).min, real), name="fill"))
         else:
             allowed = b.op("Or", allowed, b.op("Not", some, name="none"), name="allowed_or_raw")
             give(hidden)
