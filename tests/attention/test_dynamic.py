@@ -7,7 +7,7 @@ import pytest
 from stof_onnx.attention.types import KvKind
 from stof_onnx.mask import decode
 
-from tests.attention.graphs import Graph, Sizes, Steps, attention, feeds
+from tests.attention.graphs import Graph, Sizes, Steps, attention, feeds, finish, heads_first
 from tests.attention.reference import Found, check, find
 
 DYNAMIC = Sizes(batch="batch", seq_q="seq", seq_kv="seq")
@@ -214,3 +214,51 @@ def test_static_axes_beside_a_dynamic_batch(tmp_path, rng):
     found = find(model, tmp_path)
     assert found.only.mask is not None and not found.only.dynamic_seq
     check(found, feeds(model, rng, batch=5))
+
+
+@pytest.mark.parametrize("ranges", [("2x24", "2x24"), ("2x24", "2x30")])
+def test_axes_of_different_names_are_different(ranges, tmp_path):
+    """Bottom-right alignment is constant only where S_q = S_kv; two axes with one range need not be equal."""
+
+    def terms(g: Graph, x: str) -> str:
+        rows, _ = positions(g, "q")
+        _, cols = positions(g, "k")
+        offset = g.add("Sub", g.add("Shape", "k", start=1, end=2), g.add("Shape", "q", start=1, end=2))
+        return masked(g, x, g.add("LessOrEqual", cols, g.add("Add", rows, offset)))
+
+    g = Graph()
+    attention(g, Sizes(batch="batch", seq_q="targets", seq_kv="sources"), terms)
+    (low, high), (low_kv, high_kv) = (r.split("x") for r in ranges)
+    given = (f"q:1x{low}x32:4x{high}x32", f"k:1x{low_kv}x32:4x{high_kv}x32", f"v:1x{low_kv}x32:4x{high_kv}x32")
+    assert "leading part" in find(g.model(), tmp_path, given).refused.reason
+
+
+def test_cross_attention_of_two_dynamic_lengths(tmp_path, rng):
+    g = Graph()
+    pad = g.input("pad", ["batch", "sources"], np.int64)
+
+    def terms(g: Graph, x: str) -> str:
+        return masked(g, x, g.add("Unsqueeze", g.add("Cast", pad, to=9), g.ints(1, 2)))
+
+    attention(g, Sizes(batch="batch", seq_q="targets", seq_kv="sources"), terms)
+    model = g.model()
+    found = find(model, tmp_path)
+    assert found.only.kv_mask.kind is KvKind.MASK
+    check(found, feeds(model, rng, batch=2, targets=5, sources=11))
+
+
+def test_one_size_under_several_names(tmp_path, rng):
+    """TorchScript names the axes of each input apart; shapes agree only where they are equal."""
+    g = Graph()
+    q = g.input("q", ["q_0", "q_1", 32])
+    k, v = g.input("k", ["k_0", "k_1", 32]), g.input("v", ["v_0", "v_1", 32])
+    same = g.add("Mul", g.add("Add", g.add("Add", q, k), v), g.const(0.0))
+    qh, kh, vh = (heads_first(g, g.add("Add", x, same), 4, 8) for x in (q, k, v))
+    x = g.add("MatMul", qh, g.add("Transpose", kh, perm=[0, 1, 3, 2]))
+    rows, cols = positions(g)
+    finish(g, DYNAMIC, masked(g, x, g.add("LessOrEqual", cols, rows)), vh)
+    model = g.model()
+    found = find(model, tmp_path, shapes())
+    assert found.only.mask is not None and found.only.dynamic_seq
+    sizes = {f"{n}_{i}": (3, 7)[i] for n in "qkv" for i in (0, 1)}
+    check(found, feeds(model, rng, **sizes))

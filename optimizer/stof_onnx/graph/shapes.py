@@ -122,6 +122,7 @@ class Shapes:
         self.model = model
         self.scenario = scenario
         self.aliases: dict[int, gs.Tensor | None] = {}  # input of a function body -> tensor at its only call
+        self.failures = 0  # nodes whose shapes can not be inferred
         self._facts: dict[int, Facts] = {}
         self._held: list[gs.Tensor] = []  # ids stay valid while the tensors live
         self._functions = {(f.domain, f.name): f for f in model.graph.functions}
@@ -163,6 +164,7 @@ class Shapes:
             try:
                 self._node(node)
             except Exception as error:  # a node that can not be inferred leaves its outputs unknown
+                self.failures += 1
                 _log.debug("shape inference of %s (%s) failed: %s", node.name, node.op, error)
                 depends = self._depends(node)
                 for i, out in enumerate(node.outputs):
