@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from stof_onnx.mask import encode
 from stof_onnx.options import DimRange
 from stof_onnx.verify.roles import InputRole, Role, input_roles
 from stof_onnx.verify.samples import VisibleKeys, make_samples
@@ -76,13 +77,21 @@ def test_paddings(fresh_rng: np.random.Generator) -> None:
     assert (samples["padded at random"].sum(axis=1) > 0).all()
 
 
+def _dilated(length: int) -> np.ndarray:
+    distance = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))
+    return (distance <= 8) & (distance % 2 == 0)
+
+
 @pytest.mark.parametrize("_", range(20))
 def test_padding_keeps_a_key_for_every_row_when_asked(_: int, fresh_rng: np.random.Generator) -> None:
-    keep = VisibleKeys(first=40, last=45)
-    for sample in make_samples(ROLES, {}, 3, keep, fresh_rng):
-        mask = sample.feeds["mask"]
-        if mask.shape[1] > 45:
-            assert mask[:, :41].all() or mask[:, 45:].all(), sample.what
+    keep = VisibleKeys([encode(_dilated(64))])
+    padded = 0
+    for sample in make_samples(ROLES, RANGES, 4, keep, fresh_rng):
+        mask = sample.feeds["mask"].astype(bool)
+        allowed = _dilated(mask.shape[1])
+        assert (allowed[None] & mask[:, None]).any(axis=2).all(), sample.what
+        padded += int((~mask).sum())
+    assert padded
 
 
 def test_sizes_that_are_sums() -> None:

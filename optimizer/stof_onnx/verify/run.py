@@ -24,7 +24,7 @@ from stof_onnx.verify.memory import sampled_rows, whole_models
 from stof_onnx.verify.result import Verification
 from stof_onnx.verify.roles import input_roles
 from stof_onnx.verify.rows import compare_rows
-from stof_onnx.verify.samples import Sample, make_samples, visible_keys
+from stof_onnx.verify.samples import Sample, VisibleKeys, make_samples
 from stof_onnx.verify.upcast import uses_bfloat16, without_bfloat16
 
 _SHARE_OF_FREE_MEMORY = 0.6
@@ -36,7 +36,7 @@ class Probes:
     def __init__(self, matches: Sequence[AttentionMatch]) -> None:
         self.sites = [SiteProbe.of(m) for m in matches]
         self.paddings = [m.kv_mask.tensor.name for m in matches if m.kv_mask.tensor is not None]
-        self.visible = visible_keys(matches)
+        self.visible = VisibleKeys.of(matches)
 
 
 def verify_staged(model: LoadedModel, probes: Probes, staged: StagedModel, options: OptimizeOptions) -> Verification:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,33 +28,39 @@ class Sample:
     feeds: dict[str, np.ndarray]
 
 
-@dataclass(frozen=True)
 class VisibleKeys:
-    """Every row of every static mask sees a key at or before `first`, and one at `last` or after."""
+    """How far padding may reach from either side without hiding all keys of a row of any of these masks."""
 
-    first: int = 0
-    last: int | None = None
+    def __init__(self, masks: Iterable[EncodedMask]) -> None:
+        self._masks = list(dict.fromkeys(masks))
+        self._limits: dict[int, tuple[int, int]] = {}
+
+    @staticmethod
+    def of(matches: Sequence[AttentionMatch]) -> VisibleKeys:
+        """The static masks that are combined with run-time padding."""
+        return VisibleKeys(m.mask for m in matches if m.mask is not None and m.kv_mask.tensor is not None)
+
+    def limits(self, keys: int) -> tuple[int, int]:
+        """(first, last): with `keys` keys every row sees one at or before `first`, and one at `last` or after."""
+        if keys not in self._limits:
+            found = [_visible(mask, keys) for mask in self._masks]
+            first = max((low for low, _ in found), default=0)
+            self._limits[keys] = (min(first, keys - 1), min((high for _, high in found), default=keys - 1))
+        return self._limits[keys]
 
 
-def visible_keys(matches: Sequence[AttentionMatch]) -> VisibleKeys:
-    """How far padding may reach from either side without hiding all keys of a row."""
-    first, last = 0, None
-    for mask in {m.mask for m in matches if m.mask is not None and m.kv_mask.tensor is not None}:
-        low, high = _visible(mask)
-        first = max(first, low)
-        last = high if last is None else min(last, high)
-    return VisibleKeys(first, last)
-
-
-def _visible(mask: EncodedMask) -> tuple[int, int]:
-    first, last = 0, mask.s_kv - 1
+def _visible(mask: EncodedMask, keys: int) -> tuple[int, int]:
+    """The limits of one mask cut to `keys` keys (and as many rows, where it is square)."""
+    keys = min(keys, mask.s_kv)
+    rows = keys if mask.s_q == mask.s_kv else mask.s_q
+    first, last = 0, keys - 1
     for number in range(mask.n_masks):
-        for q0 in range(0, mask.s_q, _BAND):
-            allowed = decode_band(mask, q0, min(q0 + _BAND, mask.s_q), number)
-            rows = allowed.any(axis=1)
-            if rows.any():
-                first = max(first, int(allowed[rows].argmax(axis=1).max()))
-                last = min(last, mask.s_kv - 1 - int(allowed[rows][:, ::-1].argmax(axis=1).max()))
+        for q0 in range(0, rows, _BAND):
+            allowed = decode_band(mask, q0, min(q0 + _BAND, rows), number)[:, :keys]
+            allowed = allowed[allowed.any(axis=1)]
+            if allowed.size:
+                first = max(first, int(allowed.argmax(axis=1).max()))
+                last = min(last, keys - 1 - int(allowed[:, ::-1].argmax(axis=1).max()))
     return first, last
 
 
@@ -162,8 +168,7 @@ def _padding(shape: tuple[int, ...], kind: str, keep_rows: VisibleKeys | None, r
         return out
     entries = out.reshape(-1, shape[-1])
     keys = shape[-1]
-    first = keep_rows.first if keep_rows else 0
-    last = keys - 1 if keep_rows is None or keep_rows.last is None else min(keep_rows.last, keys - 1)
+    first, last = keep_rows.limits(keys) if keep_rows else (0, keys - 1)
     for entry in entries:
         if kind == "padded right" and first + 1 < keys:
             entry[int(rng.integers(first + 1, keys)) :] = 0
