@@ -1,0 +1,54 @@
+// What both adapters share: which inputs a StofAttention node has, which types it takes, how its shapes fit together,
+// and the launch. Knows no TensorRT types, so that it builds and behaves alike for every TensorRT version.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention_config.h"
+#include "stof/attention.h"
+
+namespace stof {
+
+enum class ElementType : int32_t { kF16, kBF16, kF32, kI32, kOther };
+
+struct TensorDesc {
+  ElementType type;
+  int32_t rank;
+  int64_t dims[8];
+};
+
+// Places of the inputs after Q, K, V (or the packed one).
+enum MaskInput : int32_t { kFullRowPtr, kFullColIdx, kPartRowPtr, kPartColIdx, kBitmap, kRowOrder, kMaskIndex, kMaskInputs };
+
+class AttentionCore {
+ public:
+  explicit AttentionCore(const AttentionConfig& config) : config_(config) {}
+  const AttentionConfig& config() const { return config_; }
+
+  int32_t num_inputs() const;
+  // Index of an input, -1 where the node has none.
+  int32_t mask_input(MaskInput which) const { return (config_.packed() ? 1 : 3) + which; }
+  int32_t bias_input() const;
+  int32_t kv_input() const;
+  int32_t shape_input() const;  // packed with S known at run time: its dims[1] is S, its contents are not read
+
+  // Whether tensor `pos` (inputs, then the output) may have `type`, given the type of input 0.
+  bool supports(int32_t pos, ElementType type, ElementType first) const;
+
+  // Fills all of `p` but the pointers from the shapes of inputs and output. nullptr, or what does not fit, in `error`.
+  const char* plan(const TensorDesc* inputs, int32_t num_inputs, AttentionParams& p, char* error, size_t error_size) const;
+
+  // Bytes of workspace for these shapes; 0 when they do not fit together (enqueue says why).
+  size_t workspace_bytes(const TensorDesc* inputs, int32_t num_inputs) const;
+
+  // Neither allocates nor synchronises. nullptr, or what went wrong, in `error`.
+  const char* enqueue(const TensorDesc* inputs, int32_t num_inputs, const void* const* in, void* out, void* workspace,
+                      cudaStream_t stream, char* error, size_t error_size) const;
+
+ private:
+  AttentionConfig config_;
+};
+
+}  // namespace stof

@@ -1,0 +1,107 @@
+// StofAttention as an IPluginV2DynamicExt, for TensorRT 8.6 to 9.
+#include <memory>
+
+#include "adapter.h"
+#include "log.h"
+
+namespace stof {
+namespace {
+
+using namespace nvinfer1;
+
+class AttentionV2 final : public IPluginV2DynamicExt {
+ public:
+  explicit AttentionV2(const AttentionConfig& config) : core_(config) {}
+
+  DimsExprs getOutputDimensions(int32_t, const DimsExprs* inputs, int32_t n, IExprBuilder& builder) noexcept override {
+    DimsExprs out{};
+    if (!output_shape(core_.config(), inputs, n, builder, out)) {
+      log_error("shapes", "the ranks of the inputs do not fit the layout attribute");
+      out.nbDims = -1;
+    }
+    return out;
+  }
+  bool supportsFormatCombination(int32_t pos, const PluginTensorDesc* io, int32_t n, int32_t outputs) noexcept override {
+    return n == core_.num_inputs() && outputs == 1 && io[pos].format == TensorFormat::kLINEAR &&
+           core_.supports(pos, element_type(io[pos].type), element_type(io[0].type));
+  }
+  void configurePlugin(const DynamicPluginTensorDesc*, int32_t, const DynamicPluginTensorDesc*, int32_t) noexcept override {}
+  size_t getWorkspaceSize(const PluginTensorDesc* in, int32_t n, const PluginTensorDesc*, int32_t) const noexcept override {
+    const InputDescs descs(in, n);
+    return core_.workspace_bytes(descs.tensors, descs.count);
+  }
+  int32_t enqueue(const PluginTensorDesc* in, const PluginTensorDesc*, const void* const* inputs, void* const* outputs,
+                  void* workspace, cudaStream_t stream) noexcept override {
+    const InputDescs descs(in, core_.num_inputs());
+    char error[256];
+    const char* const why =
+        core_.enqueue(descs.tensors, descs.count, inputs, outputs[0], workspace, stream, error, sizeof error);
+    if (why) log_error("enqueue", why);
+    return why ? 1 : 0;
+  }
+
+  DataType getOutputDataType(int32_t, const DataType* types, int32_t) const noexcept override { return types[0]; }
+  const char* getPluginType() const noexcept override { return kPluginName; }
+  const char* getPluginVersion() const noexcept override { return kPluginVersion; }
+  int32_t getNbOutputs() const noexcept override { return 1; }
+  int32_t initialize() noexcept override { return 0; }
+  void terminate() noexcept override {}
+  size_t getSerializationSize() const noexcept override { return kSerializedBytes; }
+  void serialize(void* buffer) const noexcept override { stof::serialize(core_.config(), buffer); }
+  void destroy() noexcept override { delete this; }
+  IPluginV2DynamicExt* clone() const noexcept override {
+    auto* const copy = new (std::nothrow) AttentionV2(core_.config());
+    if (copy) copy->namespace_ = namespace_;
+    return copy;
+  }
+  // TensorRT passes strings that outlive the plugin: a creator's own namespace.
+  void setPluginNamespace(const char* name) noexcept override { namespace_ = name; }
+  const char* getPluginNamespace() const noexcept override { return namespace_; }
+
+ private:
+  AttentionCore core_;
+  const char* namespace_ = kPluginNamespace;
+};
+
+class AttentionV2Creator final : public IPluginCreator {
+ public:
+  const char* getPluginName() const noexcept override { return kPluginName; }
+  const char* getPluginVersion() const noexcept override { return kPluginVersion; }
+  const PluginFieldCollection* getFieldNames() noexcept override { return fields_.get(); }
+  IPluginV2* createPlugin(const char* name, const PluginFieldCollection* fc) noexcept override {
+    AttentionConfig config;
+    char error[256];
+    try {
+      return make(read_collection(fc, config, error, sizeof error), name, config);
+    } catch (...) {
+      log_error("create", "out of memory");
+      return nullptr;
+    }
+  }
+  IPluginV2* deserializePlugin(const char* name, const void* data, size_t length) noexcept override {
+    AttentionConfig config;
+    char error[256];
+    return make(deserialize(data, length, config, error, sizeof error), name, config);
+  }
+  void setPluginNamespace(const char*) noexcept override {}
+  const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }
+
+ private:
+  static IPluginV2* make(const char* why, const char* name, const AttentionConfig& config) noexcept {
+    if (!why) return new (std::nothrow) AttentionV2(config);
+    log_error(name ? name : "create", why);
+    return nullptr;
+  }
+  FieldList fields_;
+};
+
+}  // namespace
+}  // namespace stof
+
+// TensorRT finds the creators of a library it loads through this.
+extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreator* const* getPluginCreators(int32_t& count) {
+  static stof::AttentionV2Creator attention;
+  static nvinfer1::IPluginCreator* const list[] = {&attention};
+  count = 1;
+  return list;
+}
