@@ -11,7 +11,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 demo: setup
 	@mkdir -p $(DEMO)
-	@$(BIN)/stof-onnx export bert --mask bigbird --layers 4 --seq 1024 -o $(DEMO)/bert_bigbird.onnx > $(DEMO)/export.log
+	@$(BIN)/stof-onnx export bert --mask bigbird --layers 4 --hidden 768 --heads 12 --vocab 30522 --seq 1024 --batch 1 \
+	  -o $(DEMO)/bert_bigbird.onnx > $(DEMO)/export.log
 	@$(BIN)/stof-onnx optimize $(DEMO)/bert_bigbird.onnx --report $(DEMO)/report.json
 	@$(BIN)/stof-onnx inspect $(DEMO)/bert_bigbird.onnx --pictures $(DEMO) > $(DEMO)/inspect.txt
 	@echo "also in $(DEMO)/: the original bert_bigbird.onnx, report.json, the mask as mask_0.png and in inspect.txt"

@@ -79,7 +79,7 @@ def _run(case: str, source: Path, folder: Path) -> bool:
 
 
 def _export_bert(path: Path) -> None:
-    size = ["--layers", "12", "--hidden", "768", "--heads", "12", "--vocab", "30522", "--seq", "1024"]
+    size = ["--layers", "12", "--hidden", "768", "--heads", "12", "--vocab", "30522", "--seq", "1024", "--batch", "1"]
     command = [sys.executable, "-m", "stof_models.cli", "bert", "--mask", "bigbird", *size, "-o", str(path)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
