@@ -1,0 +1,249 @@
+"""What other optimizers make of an exported model: onnxruntime.transformers and onnxscript's fusions for ONNX Runtime.
+
+    python -m benchmarks.peers MODEL [MODEL ...]     models written by `stof-onnx export` (their .json beside them)
+    python -m benchmarks.peers --grid [N]            the first N cases of the export grid (default: all)
+
+Each peer is asked as its documentation says, in every mode that could fit the architecture, and the best answer counts.
+An attention is fused where one operator takes Q, K and V; that its mask stays a dense input is not held against them.
+The result must run and agree with the original, on unpadded and padded inputs, leaving out the rows that are padding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from stof_models.errors import ExportError
+from stof_models.info import ExportInfo, info_path
+
+FUSED = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"})
+# Largest difference relative to the output's magnitude: generous, a wrong mask is off by far more.
+TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2}
+# The modes of onnxruntime.transformers.optimizer that could fit, the documented one first.
+_ORT_MODES = {
+    "bert": ("bert",),
+    "modernbert": ("bert",),
+    "t5-encoder": ("t5", "bert"),
+    "t5-decoder": ("t5",),
+    "gpt2": ("gpt2",),
+    "llama": ("gpt2", "qwen3", "phi"),
+    "mistral": ("gpt2", "qwen3", "phi"),
+    "gemma2": ("gpt2", "qwen3"),
+    "gemma3": ("gpt2", "qwen3"),
+    "bart-decoder": ("bart",),
+    "whisper": ("bart",),
+    "vit": ("vit",),
+    "swin": ("swin",),
+}
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """One peer on one model. `problem` is why the result can not be used, "" when it can."""
+
+    fused: int
+    problem: str = ""
+
+    @property
+    def usable(self) -> int:
+        """Fused attentions of a result that runs and is right."""
+        return 0 if self.problem else self.fused
+
+    def text(self, sites: int) -> str:
+        """For a table: "2 of 2", or what went wrong."""
+        return f"{self.fused} of {sites}" + (f", {self.problem}" if self.problem else "")
+
+
+def written_fused(path: Path) -> int:
+    """Attentions that the exporter itself wrote as one operator (ONNX `Attention`, opset 23 on)."""
+    return sum(node.op_type == "Attention" for node in onnx.load(str(path), load_external_data=False).graph.node)
+
+
+def judge(path: Path, info: ExportInfo) -> dict[str, PeerResult]:
+    """Each peer's best result on the model at `path`, by the peer's name."""
+    samples = _samples(path, info)
+    heads, hidden = info.options["heads"], info.options["hidden"]
+    results = {}
+    for name, attempts in (
+        ("onnxruntime.transformers", _ort_attempts(path, info.family, heads, hidden)),
+        ("onnxscript", [lambda target: _onnxscript(path, target)]),
+    ):
+        best = PeerResult(-1)
+        for attempt in attempts:
+            result = _try(attempt, samples, info)
+            best = max(best, result, key=lambda r: (r.usable, r.fused))
+            if best.usable >= len(info.sites):
+                break
+        results[name] = best
+    return results
+
+
+def _try(attempt: Callable[[Path], None], samples: list[_Sample], info: ExportInfo) -> PeerResult:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "peer.onnx"
+        try:
+            with _quiet():
+                attempt(target)
+        except Exception as error:
+            return PeerResult(0, f"fails ({type(error).__name__})")
+        fused = _count(onnx.load(str(target)))
+        try:
+            session = _session(target)
+            worst = max(_difference(sample, session) for sample in samples)
+        except Exception:
+            return PeerResult(fused, "does not run")
+    limit = TOLERANCE[info.options["dtype"]]
+    return PeerResult(fused, "" if worst <= limit else f"wrong by {worst:.1g}")
+
+
+def _count(model: onnx.ModelProto) -> int:
+    return sum(node.op_type in FUSED and node.domain == "com.microsoft" for node in model.graph.node)
+
+
+def _ort_attempts(path: Path, family: str, heads: int, hidden: int) -> Iterator[Callable[[Path], None]]:
+    """Every mode with its own and without ONNX Runtime's graph optimizations first, then those alone."""
+
+    def attempt(mode: str, multi_head: bool, level: int | None, native: bool) -> Callable[[Path], None]:
+        def run(target: Path) -> None:
+            from onnxruntime.transformers.fusion_options import FusionOptions
+            from onnxruntime.transformers.optimizer import optimize_model
+
+            options = FusionOptions(mode)
+            options.use_multi_head_attention = multi_head
+            options.use_raw_attention_mask(True)  # the default takes padding to be on the right
+            model = optimize_model(
+                str(path),
+                mode,
+                num_heads=heads,
+                hidden_size=hidden,
+                optimization_options=options,
+                opt_level=level,
+                only_onnxruntime=native,
+            )
+            model.save_model_to_file(str(target))
+
+        return run
+
+    for mode in _ORT_MODES[family]:
+        for level in (None, 0):
+            for multi_head in (False, True):
+                yield attempt(mode, multi_head, level, False)
+    yield attempt(_ORT_MODES[family][0], False, 2, True)
+
+
+def _onnxscript(path: Path, target: Path) -> None:
+    import onnx_ir as ir
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    model, _ = optimize_for_ort(ir.load(str(path)))
+    ir.save(model, str(target))
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Inputs, the original's outputs, and which tokens of each output are not padding (None: all)."""
+
+    feed: dict[str, np.ndarray]
+    outputs: list[np.ndarray]
+    kept: np.ndarray | None
+
+
+def _samples(path: Path, info: ExportInfo) -> list[_Sample]:
+    session = _session(path)
+    rng = np.random.default_rng(0)
+    samples = []
+    for padded in (False, True):
+        feed = info.random_inputs(rng, padded=padded)
+        names = ("attention_mask", "decoder_attention_mask")
+        kept = next((feed[name] != 0 for name in names if name in feed), None)
+        samples.append(_Sample(feed, session.run(None, feed), kept))
+    return samples
+
+
+def _difference(sample: _Sample, session: ort.InferenceSession) -> float:
+    worst = 0.0
+    for want, got in zip(sample.outputs, session.run(None, sample.feed), strict=True):
+        if want.shape != got.shape:
+            return np.inf
+        want, got = want.astype(np.float64), got.astype(np.float64)
+        if sample.kept is not None and sample.kept.shape == want.shape[:2]:
+            want, got = want[sample.kept], got[sample.kept]
+        # NaN compares false everywhere: one that only the peer has counts as infinitely wrong.
+        error = np.where(np.isnan(want), 0.0, np.nan_to_num(np.abs(got - want), nan=np.inf))
+        worst = max(worst, float(error.max() / np.nanmax(np.abs(want))))
+    return worst
+
+
+def _session(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Both peers log every pattern that does not match."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def _grid_models(count: int | None, folder: Path) -> Iterator[tuple[str, Path]]:
+    from stof_models.export import export_model
+    from stof_models.grid import grid
+
+    for case in grid()[:count]:
+        path = folder / "model.onnx"
+        try:
+            export_model(case.options, path)
+        except ExportError:
+            continue  # the grid's own table lists these
+        yield case.name, path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints one line for each model and the totals."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", type=Path, help="models with their ExportInfo beside them")
+    parser.add_argument("--grid", nargs="?", type=int, const=-1, metavar="N", help="cases of the export grid")
+    arguments = parser.parse_args(argv)
+    totals: dict[str, int] = {}
+    sites = already = 0
+    with tempfile.TemporaryDirectory() as folder:
+        models: Iterator[tuple[str, Path]] = iter([(path.stem, path) for path in arguments.models])
+        if arguments.grid is not None:
+            models = _grid_models(None if arguments.grid < 0 else arguments.grid, Path(folder))
+        for name, path in models:
+            info = ExportInfo.load(info_path(path))
+            found = judge(path, info)
+            sites += len(info.sites)
+            already += written_fused(path)
+            line = [f"{peer}: {result.text(len(info.sites))}" for peer, result in found.items()]
+            print(name, *line, sep=" | ", flush=True)
+            for peer, result in found.items():
+                totals[peer] = totals.get(peer, 0) + result.usable
+    for peer, usable in totals.items():
+        print(f"{peer}: {usable} of {sites} attentions fused in results that run and are right")
+    print(f"written as one operator by the exporter: {already}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
