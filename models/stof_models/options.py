@@ -83,10 +83,14 @@ class ExportOptions:
         return self.seq if self.dynamic != "sequence" else self.max_seq or 2 * self.seq
 
     @property
+    def encoder_seq(self) -> int:
+        """The encoder sequence of a model with cross attention."""
+        return self.seq_kv or self.seq + self.seq // 2
+
+    @property
     def encoder_longest(self) -> int:
-        """The largest encoder sequence of a model with cross attention."""
-        seq_kv = self.seq_kv or self.seq + self.seq // 2
-        return seq_kv if self.dynamic != "sequence" else 2 * seq_kv
+        """The largest encoder sequence: it grows with the decoder's."""
+        return -(-self.encoder_seq * self.longest // self.seq)
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -119,7 +119,7 @@ def _build_decoder(options: ExportOptions, model: torch.nn.Module, *, bias: str)
     cross = None
     if options.cross_mask != NATIVE:
         cross = zoo_mask(options, options.cross_mask, longest, encoder_longest, decoder=False)
-    encoder_seq = encoder_longest if options.dynamic != "sequence" else encoder_longest // 2
+    encoder_seq = options.encoder_seq
     inputs = [
         tokens("input_ids", options, SEQUENCE, options.seq),
         InputInfo(
@@ -160,7 +160,7 @@ def _build_decoder(options: ExportOptions, model: torch.nn.Module, *, bias: str)
 
 
 def _whisper(options: ExportOptions) -> Built:
-    encoder_seq = options.seq_kv or options.seq + options.seq // 2
+    encoder_seq = options.encoder_seq
     config = WhisperConfig(
         vocab_size=options.vocab,
         num_mel_bins=WHISPER_MELS,

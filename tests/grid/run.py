@@ -1,0 +1,70 @@
+"""Runs the grid on several processes: `python -m tests.grid.run [--jobs 2] [--only TEXT]`. Outcomes go to build/grid/."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+from stof_models.grid import GridCase, grid
+from tests.grid.outcome import Outcome, evaluate
+
+RESULTS = Path(__file__).parents[2] / "build" / "grid" / "outcomes.jsonl"
+
+
+def run_case(case: GridCase) -> Outcome:
+    """One case in a folder of its own, which is removed afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        return evaluate(case, Path(folder))
+
+
+def run_grid(cases: tuple[GridCase, ...], jobs: int) -> Iterator[Outcome]:
+    """Outcomes as they are done. Processes are fresh (spawn): torch does not like to be forked."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(run_case, case) for case in cases]):
+            yield future.result()
+
+
+def load() -> list[Outcome]:
+    """Outcomes of the last whole run, in the grid's order."""
+    outcomes = [Outcome.from_json(json.loads(line)) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    order = {case.name: index for index, case in enumerate(grid())}
+    return sorted((o for o in outcomes if o.name in order), key=lambda o: order[o.name])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="cases whose name holds this text (nothing is stored)")
+    arguments = parser.parse_args()
+    cases = tuple(case for case in grid() if arguments.only in case.name)
+    start = time.perf_counter()
+    outcomes = []
+    for number, outcome in enumerate(run_grid(cases, arguments.jobs), 1):
+        outcomes.append(outcome)
+        print(f"{number}/{len(cases)} {describe(outcome)}", flush=True)
+    if not arguments.only:
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text("".join(json.dumps(o.to_json()) + "\n" for o in outcomes), encoding="utf-8")
+    print(f"{time.perf_counter() - start:.0f} s")
+    return 1 if any(o.errors for o in outcomes) else 0
+
+
+def describe(outcome: Outcome) -> str:
+    """One line."""
+    if outcome.export_error:
+        return f"{outcome.name}: {outcome.export_error}"
+    counts = {s: sum(site.status == s for site in outcome.sites) for s in ("replaced", "refused", "missing")}
+    text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    seconds = " ".join(f"{name} {value:.1f}" for name, value in outcome.seconds.items())
+    return f"{outcome.name}: {text} ({seconds} s) {'; '.join(outcome.errors)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
