@@ -37,13 +37,16 @@ print("RESULT " + json.dumps({"code": code, "seconds": time.perf_counter() - sta
 def main() -> int:
     """Prints one line for each case; exit code 1 when a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[*LIMITS, []], default=list(LIMITS))
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(LIMITS)} (default: all)")
     parser.add_argument("--dtype", choices=("fp16", "fp32"), default="fp32", help="of the GPT's weights")
     parser.add_argument("--folder", help="where the models go (default: a temporary folder)")
     arguments = parser.parse_args()
+    unknown = set(arguments.cases) - set(LIMITS)
+    if unknown:
+        parser.error(f"unknown case: {', '.join(sorted(unknown))}")
     failed = False
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        for case in arguments.cases:
+        for case in arguments.cases or LIMITS:
             source = Path(folder) / f"{case}.onnx"
             if case == "gpt":
                 write_gpt(source, np.float16 if arguments.dtype == "fp16" else np.float32)
