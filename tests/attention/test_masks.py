@@ -332,7 +332,6 @@ EMPTY[[2, 5]] = False
         (add(np.where(EMPTY, 0, LOWEST)), None, MaskedRow.MEAN),
         (add(np.where(EMPTY, 0, -1e4)), None, MaskedRow.SCORES),
         (add(np.where(EMPTY, 0, -65504.0)), None, MaskedRow.SCORES),
-        (add(np.where(EMPTY, 0, -1e9)), None, MaskedRow.MEAN),
         (both(add(np.where(EMPTY, 0, LOWEST)), add(np.where(EMPTY, 0, LOWEST))), None, MaskedRow.NAN),
     ],
 )
@@ -343,15 +342,19 @@ def test_row_without_keys(terms, probabilities, row, tmp_path, rng):
     assert match.masked_row is row
 
 
-@pytest.mark.parametrize(
-    ("value", "row"), [(-np.inf, MaskedRow.NAN), (-1e9, MaskedRow.NAN), (-65504.0, MaskedRow.MEAN)]
-)
-def test_row_without_keys_in_half_precision(value, row, tmp_path, rng):
-    """-1e9 is -inf in float16; -65504 swallows every score below 16."""
-    with np.errstate(over="ignore"):
-        terms = add(np.where(EMPTY, 0, value), np.float16)
+@pytest.mark.parametrize("value", [-np.inf, -1e9])
+def test_row_without_keys_in_half_precision(value, tmp_path, rng):
+    """-1e9 is -inf in float16."""
+    terms = add(np.where(EMPTY, 0, value), np.float16)
     match = found_in(terms, tmp_path, rng, Sizes(dtype=np.float16)).only
-    assert match.masked_row is row
+    assert match.masked_row is MaskedRow.NAN
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(-65504.0, np.float16), (-1e9, np.float32)])
+def test_constant_that_swallows_only_small_scores_is_refused(value, dtype, tmp_path, rng):
+    """-65504 in float16 swallows scores below 16, -1e9 in float32 those below 32; greater ones decide the row."""
+    refusal = found_in(add(np.where(EMPTY, 0, value), dtype), tmp_path, rng, Sizes(dtype=dtype)).refused
+    assert "keeps only part of each score" in refusal.reason
 
 
 def test_half_precision_constant_that_keeps_part_of_the_scores_is_refused(tmp_path, rng):

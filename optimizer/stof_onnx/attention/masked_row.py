@@ -13,8 +13,9 @@ import numpy as np
 from stof_onnx.attention.types import MaskedRow, ScoreSite, ScoreTerm
 
 _PRECISION = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
-# Half a unit in the last place: above the first every score is swallowed, below the second none is visibly changed.
-_SWALLOWS, _KEEPS = 16.0, 2.0**-8
+# Half a unit in the last place: above the first every score is swallowed (-65504 in float16 and -1e9 in float32 spare
+# those of 16 and 32), below the second none is visibly changed.
+_SWALLOWS, _KEEPS = 1000.0, 2.0**-8
 
 
 @dataclass(frozen=True)
