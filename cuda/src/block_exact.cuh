@@ -15,11 +15,11 @@ BlockInstances exact_instances() {
       block_instance<Exact<T, 32, 1, 64, 4, 2, true, 4>>(kType),
       block_instance<Exact<T, 64, 1, 32, 4, 2, true, 4>>(kType),
       block_instance<Exact<T, 64, 1, 64, 4, 2, false, 4>>(kType),
-      block_instance<Exact<T, 64, 2, 64, 4, 2, false, 3>>(kType),
+      block_instance<Exact<T, 64, 2, 64, 4, 2, true, 2>>(kType),
       block_instance<Exact<T, 64, 2, 32, 4, 2, false, 3>>(kType),
-      block_instance<Exact<T, 96, 1, 64, 4, 2, false, 3>>(kType),
+      block_instance<Exact<T, 96, 1, 64, 4, 2, true, 3>>(kType),
       block_instance<Exact<T, 128, 1, 32, 4, 2, false, 3>>(kType),
-      block_instance<Exact<T, 128, 1, 64, 4, 2, false, 2>>(kType),
+      block_instance<Exact<T, 128, 1, 64, 4, 2, true, 2>>(kType),
       block_instance<Exact<T, 128, 2, 64, 4, 2, false, 2>>(kType),
   };
   return {kInstances, int(sizeof(kInstances) / sizeof(kInstances[0]))};

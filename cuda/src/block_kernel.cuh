@@ -55,7 +55,7 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
   using KvTile = typename Traits::KvTile;
   constexpr int kBands = Traits::kBands, kCols = Traits::kCols, kStages = Traits::kStages;
   constexpr int kBlocks8 = Traits::kBlocks8, kOut8 = Traits::kOut8;
-  extern __shared__ __align__(1024) char shared[];
+  extern __shared__ __align__(128) char shared[];
   __shared__ BlockState<T> block_storage;
   volatile BlockState<T>& block = block_storage;  // volatile: read anew each time instead of kept
   char* const q_shared = shared;
@@ -63,15 +63,15 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
   char* const v_shared = k_shared + kStages * KvTile::kBytes;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const WorkItem item = work_item(schedule, p.heads, blockIdx.x);
+  const WorkItem item = work_item(schedule, blockIdx.x);
   const int mask = mask_of(p.mask, item.b, item.h);
 
   // Kernel rows of one mask row tile follow each other in the order.
   int sub_m = 0, sub_shift = 0, order = item.order;
   if constexpr (Traits::kGeneral) {
-    const int per_tile = p.mask.tile_m / Traits::kRows;
-    sub_m = order % per_tile;
-    order /= per_tile;
+    const int rows_shift = 31 - __clz(p.mask.tile_m / Traits::kRows);
+    sub_m = order & ((1 << rows_shift) - 1);
+    order >>= rows_shift;
     sub_shift = 31 - __clz(p.mask.tile_n / kCols);
   }
   const int mask_row = ordered_row(p.mask, mask, order);
@@ -79,7 +79,6 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
   if (first_row >= p.seq_q) return;
 
   const T* const q = static_cast<const T*>(p.q.ptr) + item.b * p.q.stride_b + item.h * p.q.stride_h;
-  const int kv_head = item.h / (p.heads / p.kv_heads);
   QTile::template load<Traits::kThreads>(smem_address(q_shared), q, p.q.stride_s, first_row, p.seq_q, p.dim, threadIdx.x);
 
   int begin = 0, count;
@@ -94,8 +93,8 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
       count = total * (item.split + 1) / item.splits;
     }
     if (threadIdx.x == 0) {
-      block.k = static_cast<const T*>(p.k.ptr) + item.b * p.k.stride_b + kv_head * p.k.stride_h;
-      block.v = static_cast<const T*>(p.v.ptr) + item.b * p.v.stride_b + kv_head * p.v.stride_h;
+      block.k = static_cast<const T*>(p.k.ptr) + item.b * p.k.stride_b + item.kv_head * p.k.stride_h;
+      block.v = static_cast<const T*>(p.v.ptr) + item.b * p.v.stride_b + item.kv_head * p.v.stride_h;
       block.limit = limit;
       block.full = list.full << sub_shift;
       block.full_first = list.full_first;
@@ -205,18 +204,11 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
 
       const int first_key = column * kCols;
       if constexpr (Traits::kGeneral) {
-        const int row = first_row + warp * 16 + lane / 4;
-        const bool uniform = pass == 1 && p.masked_row == MaskedRow::kMean;
+        if (pass == 1 && p.masked_row == MaskedRow::kMean) {
 #pragma unroll
-        for (int j = 0; j < kBlocks8; ++j) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const int key = first_key + 8 * j + 2 * (lane % 4) + c % 2;
-            float x = uniform ? 0.f : modifier.score(p, s[0][j][c], row + 8 * (c / 2), key);
-            if (x == -INFINITY) x = kLowest;
-            if (pass == 0 && !modifier.attends(p, key)) x = -INFINITY;
-            s[0][j][c] = x;
-          }
+          for (int j = 0; j < kBlocks8; ++j) s[0][j][0] = s[0][j][1] = s[0][j][2] = s[0][j][3] = 0.f;
+        } else {
+          modifier.apply(p, s[0], first_row + warp * 16 + lane / 4, first_key + 2 * (lane % 4), pass == 0);
         }
       }
       if (masked) {
@@ -250,7 +242,7 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
       state[band][1].sum = quad_sum(state[band][1].sum);
     }
 
-    const WorkItem done = work_item(schedule, p.heads, opaque(blockIdx.x));  // again, not kept in registers over the loop
+    const WorkItem done = work_item(schedule, opaque(blockIdx.x));  // again, not kept in registers over the loop
     if (done.splits > 1) {
 #pragma unroll
       for (int band = 0; band < kBands; ++band)

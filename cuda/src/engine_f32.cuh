@@ -94,8 +94,14 @@ struct Tf32Engine {
     const uint32_t high[4] = {as[0].high, as[1].high, as[2].high, as[3].high};
     if (three) {
       const uint32_t low[4] = {as[0].low, as[1].low, as[2].low, as[3].low};
-      mma_m16n8k8_tf32(c, low, bs[0].high, bs[1].high);
-      mma_m16n8k8_tf32(c, high, bs[0].low, bs[1].low);
+      // From zero and added with FADD, which rounds to nearest: the tensor cores' own accumulation truncates.
+      float sum[4] = {};
+      mma_m16n8k8_tf32(sum, low, bs[0].high, bs[1].high);
+      mma_m16n8k8_tf32(sum, high, bs[0].low, bs[1].low);
+      mma_m16n8k8_tf32(sum, high, bs[0].high, bs[1].high);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[i] += sum[i];
+      return;
     }
     mma_m16n8k8_tf32(c, high, bs[0].high, bs[1].high);
   }

@@ -68,7 +68,7 @@ bool needs_general(const AttentionParams& p) {
 
 const char* block_unsupported(const AttentionParams& p) {
   const MaskView& m = p.mask;
-  if (m.tile_m % 64 != 0) return "the block-wise kernel needs tile_m = 64 or a multiple";
+  if (m.tile_m != 64 && m.tile_m != 128) return "the block-wise kernel needs tile_m = 64 or 128";
   if (m.tile_n != 32 && m.tile_n != 64 && m.tile_n != 128) return "the block-wise kernel needs tile_n = 32, 64 or 128";
   if (p.splits > 1 && second_pass(p)) return "masked_row mean and scores need splits = 1";
   if (!find_block_instance(p)) return "no block-wise instance for these sizes";

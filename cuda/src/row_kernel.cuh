@@ -81,7 +81,7 @@ struct RowWarp {
     for (int i = 0; i < 2; ++i) {
       bool allowed = half[i] >> lane & 1;
       const int key = first + 32 * i + lane;
-      if (modifier.kv_mask && allowed && pass == 0) allowed = modifier.attends(p, key);
+      if (allowed && modifier.kv_mask && pass == 0) allowed = modifier.attends(p, key);
       const uint32_t chosen = __ballot_sync(~0u, allowed);
       if (allowed) list[pending + __popc(chosen & ((1u << lane) - 1))] = key;
       pending += __popc(chosen);
@@ -127,7 +127,6 @@ struct RowWarp {
         s[u] = -INFINITY;
         if (key[u] >= 0) {
           s[u] = uniform ? 0.f : modifier.score(p, dot, row, key[u]);
-          if (s[u] == -INFINITY) s[u] = kLowest;
         }
       }
     }

@@ -12,6 +12,14 @@ constexpr int64_t kL2Budget = int64_t{16} << 20;
 
 }  // namespace
 
+Divisor make_divisor(int32_t value) {
+  Divisor d{};
+  d.value = static_cast<uint32_t>(value);
+  while ((uint64_t{1} << d.shift) < d.value) ++d.shift;
+  d.multiplier = static_cast<uint32_t>((uint64_t{1} << 32) * ((uint64_t{1} << d.shift) - d.value) / d.value + 1);
+  return d;
+}
+
 Schedule make_schedule(const AttentionParams& p, int rows_per_tile) {
   Schedule s{};
   s.batch_heads = p.batch * p.heads;
@@ -24,6 +32,13 @@ Schedule make_schedule(const AttentionParams& p, int rows_per_tile) {
   const bool all = p.mask.split_rows <= 0 || p.mask.split_rows >= p.mask.rows;
   s.split_orders = s.splits == 1 ? 0 : (all ? p.mask.rows : p.mask.split_rows) * rows_per_tile;
   s.items = s.orders - s.split_orders + s.split_orders * s.splits;
+  s.per_group = make_divisor(s.group * s.items);
+  s.in_group = make_divisor(s.group);
+  const int32_t rest = s.batch_heads % s.group;
+  s.in_last_group = make_divisor(rest == 0 ? s.group : rest);
+  s.by_heads = make_divisor(p.heads);
+  s.by_splits = make_divisor(s.splits);
+  s.heads_per_kv = make_divisor(p.heads / p.kv_heads);
   return s;
 }
 

@@ -5,13 +5,23 @@
 
 namespace stof {
 
+// Division of n < 2^31 by a number known on the host: five dependent divisions would delay every block's first load.
+struct Divisor {
+  uint32_t value, multiplier, shift;
+};
+Divisor make_divisor(int32_t value);
+
 struct Schedule {
-  int32_t batch_heads;   // B * Hq
-  int32_t group;         // heads that run interleaved
-  int32_t items;         // pieces of work of one head
-  int32_t orders;        // entries of row_order times the kernel rows of one mask row tile
-  int32_t split_orders;  // of these the first, whose lists are split
+  int32_t batch_heads;     // B * Hq
+  int32_t group;           // heads that run interleaved
+  int32_t items;           // pieces of work of one head
+  int32_t orders;          // entries of row_order times the kernel rows of one mask row tile
+  int32_t split_orders;    // of these the first, whose lists are split
   int32_t splits;
+  Divisor per_group;       // group * items
+  Divisor in_group;        // group
+  Divisor in_last_group;   // heads in the last group
+  Divisor by_heads, by_splits, heads_per_kv;
 };
 
 // `rows_per_tile` kernel rows make one mask row tile.

@@ -2,6 +2,7 @@
 // agree for the whole grid; only the general instances contain this code.
 #pragma once
 #include "dtype.cuh"
+#include "softmax.cuh"
 #include "stof/attention.h"
 
 namespace stof {
@@ -10,7 +11,7 @@ constexpr float kLog2e = 1.4426950408889634f;
 
 template <typename T>
 struct ScoreModifier {
-  const T* bias = nullptr;        // dense: at (b, h); relative: at h
+  const T* bias = nullptr;  // dense: at (b, h); relative: at h
   const int32_t* kv_mask = nullptr;
 
   __device__ ScoreModifier(const AttentionParams& p, int b, int h) {
@@ -19,21 +20,55 @@ struct ScoreModifier {
     if (p.kv_kind == KvKind::kMask) kv_mask = p.kv + b * p.kv_stride;
   }
 
-  // The score in log2 units. q and k need not be in range: indices are clamped.
+  // Of indices that are out of range, which happens in tiles that stick out, the last in range stands in.
+  __device__ float bias_at(const AttentionParams& p, int q, int k) const {
+    q = min(q, p.seq_q - 1), k = min(k, p.seq_kv - 1);
+    if (p.bias_kind == BiasKind::kDense) return to_float(bias[q * p.bias_stride_q + k]);
+    return to_float(bias[min(max(k - q + p.rel_rq - 1, 0), p.rel_len - 1)]);
+  }
+  __device__ bool attends(const AttentionParams& p, int k) const { return kv_mask[min(k, p.seq_kv - 1)] != 0; }
+
+  // One score in log2 units.
   __device__ float score(const AttentionParams& p, float s, int q, int k) const {
     s *= p.scale;
     if (p.softcap > 0.f) s = p.softcap * tanhf(s / p.softcap);
-    if (bias) {
-      const int qc = min(q, p.seq_q - 1), kc = min(k, p.seq_kv - 1);
-      const int64_t at = p.bias_kind == BiasKind::kDense
-                             ? qc * p.bias_stride_q + kc
-                             : static_cast<int64_t>(min(max(kc - qc + p.rel_rq - 1, 0), p.rel_len - 1));
-      s += to_float(bias[at]);
-    }
+    if (bias) s = bias_sum(s, bias_at(p, q, k));
     return s * kLog2e;
   }
-  __device__ bool attends(const AttentionParams& p, int k) const {
-    return !kv_mask || kv_mask[min(k, p.seq_kv - 1)] != 0;
+
+  // The scores of a band of 16 rows in the accumulator layout of mma: rows q and q + 8, columns 8j + k and k + 1.
+  template <int kBlocks8>
+  __device__ void apply(const AttentionParams& p, float (&s)[kBlocks8][4], int q, int k, bool padding) const {
+    const bool plain = p.softcap <= 0.f && !bias;
+    const float scale = plain ? p.scale * kLog2e : p.scale;
+    each(s, [&](float& x, int, int) { x *= scale; });
+    if (!plain) {
+      if (p.softcap > 0.f) each(s, [&](float& x, int, int) { x = p.softcap * tanhf(x / p.softcap); });
+      if (bias) each(s, [&](float& x, int row, int column) { x = bias_sum(x, bias_at(p, q + row, k + column)); });
+      each(s, [&](float& x, int, int) { x *= kLog2e; });
+    }
+    if (padding && kv_mask) {
+#pragma unroll
+      for (int j = 0; j < kBlocks8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (!attends(p, k + 8 * j + e)) s[j][e] = s[j][2 + e] = -INFINITY;
+      }
+    }
+  }
+
+ private:
+  // A bias of -inf is no mask: see kLowest.
+  __device__ static float bias_sum(float s, float bias) {
+    const float sum = s + bias;
+    return sum == -INFINITY ? kLowest : sum;
+  }
+  template <int kBlocks8, typename Function>
+  __device__ static void each(float (&s)[kBlocks8][4], Function function) {
+#pragma unroll
+    for (int j = 0; j < kBlocks8; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) function(s[j][c], 8 * (c / 2), 8 * j + c % 2);
   }
 };
 

@@ -301,15 +301,19 @@ class Inputs:
         return inside.view(case.batch, case.seq_q, case.heads, case.v_dim).transpose(1, 2), buffer
 
 
-def run(library: capi.KernelLibrary, inputs: Inputs) -> torch.Tensor:
-    """Runs the case into a poisoned output; checks guard zones and that every element was written."""
+def run(library: capi.KernelLibrary, inputs: Inputs, fresh_workspace: bool = False) -> torch.Tensor:
+    """Runs the case into a poisoned output; checks guard zones and that every element was written.
+
+    fresh_workspace leaves the workspace as allocated, for compute-sanitizer's initcheck.
+    """
     out, buffer = inputs.output()
     p = inputs.params(out)
     reason = library.unsupported(p)
     assert reason is None, f"unsupported: {reason}"
     bytes_needed = library.workspace_bytes(p)
     word, pattern = POISON[inputs.dtype]
-    workspace = torch.full((bytes_needed + GUARD,), 0xA5, dtype=torch.uint8, device=inputs.device)
+    workspace = torch.empty(bytes_needed + GUARD, dtype=torch.uint8, device=inputs.device)
+    (workspace[bytes_needed:] if fresh_workspace else workspace).fill_(0xA5)
     p.workspace, p.workspace_bytes = workspace.data_ptr(), bytes_needed
     library.forward(p, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
