@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times our attention kernels and their peers on the same masks; one entry point.
 
-    python benchmarks/attention.py --set anchors                # all of a set, skipping what this commit already measured
+    python benchmarks/attention.py --set anchors                # a set, without what this commit already measured
     python benchmarks/attention.py --set paper --limit 300      # stop after 300 s; run again to go on
     python benchmarks/attention.py --case bigbird-16x12x4096x64-12-float16 --peers flex128,fa4_128
     python benchmarks/attention.py --draw                       # docs/attention.png and the table of docs/benchmarks.md

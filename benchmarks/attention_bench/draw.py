@@ -41,8 +41,8 @@ def table(lines: list[dict[str, Any]]) -> str:
     if lines:
         last = lines[-1]
         rows.append(
-            f"\nLast line measured {last['date']} at commit {last['commit']} on {last['gpu']}, driver {last['driver']}, "
-            f"torch {last['torch']}."
+            f"\nLast line measured {last['date']} at commit {last['commit']} on {last['gpu']}, "
+            f"driver {last['driver']}, torch {last['torch']}."
         )
     return "\n".join(rows)
 

@@ -68,7 +68,7 @@ def _mask_mod(mask: BenchMask) -> tuple[Any, list[torch.Tensor] | None]:
 
 
 def make(mask: BenchMask, s: int, tile: tuple[int, int] | None) -> Callable[..., torch.Tensor]:
-    """FlashAttention-4 on `mask`: native causal/window for tile None, else block-sparse with its (128, tile_n) blocks."""
+    """On `mask`: native causal/window for tile None, else block-sparse with its (128, tile_n) blocks."""
     kwargs: dict[str, Any] = {}
     if tile is None:
         kwargs = {"causal": True} if mask.causal else {"window_size": mask.window}

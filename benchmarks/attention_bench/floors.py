@@ -20,7 +20,9 @@ class Floor:
         return max(self.io_us, self.mma_us, self.exp_us)
 
 
-def floor(batch: int, heads: int, kv_heads: int, seq: int, dim: int, elem: int, tiles: int, sms: int, mhz: float) -> Floor:
+def floor(
+    batch: int, heads: int, kv_heads: int, seq: int, dim: int, elem: int, tiles: int, sms: int, mhz: float
+) -> Floor:
     """`tiles` is the number of non-empty 64 x 64 tiles of one head's mask; `elem` the bytes of an element."""
     io = batch * seq * dim * (2 * heads + 2 * kv_heads) * elem
     scores = batch * heads * tiles * 64 * 64
