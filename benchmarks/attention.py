@@ -32,6 +32,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--no-cold", action="store_true", help="skip the cold-L2 timings")
     p.add_argument("--limit", type=float, default=1e9, help="seconds after which no further case starts")
     p.add_argument("--again", action="store_true", help="also measure what this commit has already measured")
+    p.add_argument("--commit", default="", help="what to record as the commit where the tree is no checkout")
     p.add_argument("--out", type=Path, default=record.RESULTS)
     p.add_argument("--draw", action="store_true", help="draw the plot and the table from the results and stop")
     return p.parse_args()
@@ -54,7 +55,7 @@ def main() -> int:
     from attention_bench import measure, peers
 
     names = {"all": peers.NAMES, "none": ()}.get(a.peers) or tuple(x for x in a.peers.split(",") if x != "none")
-    env, start, wrong = record.environment(), time.monotonic(), 0
+    env, start, wrong = record.environment(a.commit), time.monotonic(), 0
     done = {(x["case"], x["arch_path"]) for x in record.load(a.out) if x["commit"] == env["commit"]}
     for case in chosen(a):
         if not a.again and (case.key, a.path) in done:

@@ -28,7 +28,7 @@ def draw(case: Case, layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 def errors(
     case: Case, mask: BenchMask, qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], outs: dict[str, torch.Tensor]
 ) -> dict[str, float]:
-    """Largest absolute error of each output on sampled rows against float64, and ("torch") of plain torch in the dtype."""
+    """Largest absolute error on sampled rows against float64, of each output and ("torch") of plain torch."""
     q, k, v = qkv
     g = torch.Generator().manual_seed(case.seq)
     rows = torch.randperm(case.seq, generator=g)[:SAMPLED_ROWS].sort().values.cuda()

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "attention.jsonl"
 
 
-def environment() -> dict[str, Any]:
+def environment(at: str) -> dict[str, Any]:
     """Date, commit, GPU, driver and torch version: the fields every line starts with."""
     import torch
 
@@ -24,7 +24,7 @@ def environment() -> dict[str, Any]:
     ).stdout.split()[0]
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"),
-        "commit": commit(),
+        "commit": at or commit(),
         "gpu": torch.cuda.get_device_name(),
         "driver": driver,
         "torch": torch.__version__,
