@@ -173,7 +173,7 @@ def test_an_interrupted_run_leaves_nothing(model: Path, capsys: Captured, monkey
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stof_onnx.graph.save.check_file", interrupt)
+    monkeypatch.setattr("stof_onnx.graph.save.write_model", interrupt)
     _refused(["optimize", str(model)], "interrupted", model.parent, capsys, code=130)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -32,19 +33,34 @@ def check_proto(proto: onnx.ModelProto) -> None:
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    known = {i.name for i in copy.graph.input}
-    kept = []
-    for tensor in copy.graph.initializer:
-        if not is_external(tensor):
-            kept.append(tensor)
-        elif tensor.name not in known:
-            copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    external = [t for t in copy.graph.initializer if is_external(t)]
+    kept = [t for t in copy.graph.initializer if not is_external(t)]
     del copy.graph.initializer[:]
     copy.graph.initializer.extend(kept)
-    for value_info in (*copy.graph.input, *copy.graph.output):
+    _check_with_inputs(copy, external)
+
+
+def check_graph(proto: onnx.ModelProto, initializers: Sequence[onnx.TensorProto]) -> None:
+    """Checks a model whose main initializers are held apart; their data is not looked at.
+
+    Raises:
+        onnx.checker.ValidationError: it is not valid ONNX.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    _check_with_inputs(copy, initializers)
+
+
+def _check_with_inputs(model: onnx.ModelProto, weights: Sequence[onnx.TensorProto]) -> None:
+    """Checks `model` with `weights` as further graph inputs."""
+    known = {i.name for i in model.graph.input}
+    for tensor in weights:
+        if tensor.name not in known:
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for value_info in (*model.graph.input, *model.graph.output):
         if value_info.type.HasField("tensor_type") and not value_info.type.tensor_type.HasField("shape"):
             value_info.type.tensor_type.shape.SetInParent()
-    checker.check_model(copy)
+    checker.check_model(model)
 
 
 def _lacks_shape(error: checker.ValidationError) -> bool:

@@ -11,11 +11,9 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from stof_onnx.errors import StofError
 from stof_onnx.graph import opset as opsets
-from stof_onnx.graph import repair
-from stof_onnx.graph.external import check_external_files
 from stof_onnx.graph.inputs import input_ranges, restore_overridable_inputs
 from stof_onnx.graph.origin import Origin
-from stof_onnx.graph.read import read_proto
+from stof_onnx.graph.read import read_valid
 from stof_onnx.graph.stored import StoredConstants
 from stof_onnx.graph.strings import without_binary_strings
 from stof_onnx.options import DimRange
@@ -86,10 +84,7 @@ def load_model(path: str | Path) -> LoadedModel:
         StofError: not a readable ONNX model, missing external data, or a model that no repair makes valid.
     """
     path = Path(path)
-    proto = read_proto(path)
-    base_dir = path.parent
-    check_external_files(proto, base_dir)
-    notes = repair.make_valid(proto, path)
+    proto, notes = read_valid(path)
     source_opset = opsets.default_opset(proto, path)
     proto, converted = opsets.convert_old(proto, path)
     notes += converted

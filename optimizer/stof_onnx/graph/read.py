@@ -1,4 +1,4 @@
-"""Reads the protobuf of an ONNX file, without external data."""
+"""Reads the protobuf of an ONNX file, without external data, and makes sure that it is valid."""
 
 from __future__ import annotations
 
@@ -6,8 +6,46 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
+from onnx import checker
 
 from stof_onnx.errors import StofError
+from stof_onnx.graph.check import check_file, check_proto
+from stof_onnx.graph.external import check_external_files
+from stof_onnx.graph.repair import mend
+
+
+def read_valid(path: Path) -> tuple[onnx.ModelProto, list[str]]:
+    """The ModelProto in `path`, valid after the repairs that the lines describe; external data not loaded.
+
+    Raises:
+        StofError: not a readable ONNX model, missing external data, or a model that no repair makes valid.
+    """
+    problem = _check(path)  # first: the checker has a copy of its own, and needs the memory
+    proto = read_proto(path)
+    check_external_files(proto, path.parent)
+    notes = mend(proto)
+    if notes:
+        try:
+            check_proto(proto)
+            problem = None
+        except checker.ValidationError as error:
+            problem = error
+    if problem is not None:
+        reason = str(problem).strip().splitlines()[0] if str(problem).strip() else "no reason given"
+        if proto.ir_version > onnx.IR_VERSION:
+            advice = f"The file has IR version {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}"
+        else:
+            advice = "Export the model again, or check it with onnx.checker.check_model"
+        raise StofError(f"the ONNX checker refuses the model: {reason}", str(path), advice) from problem
+    return proto, notes
+
+
+def _check(path: Path) -> Exception | None:
+    try:
+        check_file(path)
+    except Exception as error:  # unreadable files raise several types; read_proto explains them
+        return error
+    return None
 
 
 def read_proto(path: Path) -> onnx.ModelProto:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from stof_onnx.errors import StofError
-from stof_onnx.graph.check import check_file
+from stof_onnx.graph.check import check_graph
 from stof_onnx.graph.export import export_model
 from stof_onnx.graph.external import external_files
 from stof_onnx.graph.model import LoadedModel
@@ -67,13 +67,13 @@ def stage_model(model: LoadedModel, path: str | Path) -> StagedModel:
         if same_file(file, target) or same_file(file, target.with_name(target.name + ".data")):
             raise StofError("the output would overwrite a data file of the input", str(file), "Choose another name")
     exported = export_model(model)
+    check_graph(exported.proto, exported.initializers)
     try:
         folder = Path(tempfile.mkdtemp(prefix=".stof-", dir=target.parent))
     except OSError as error:
         raise _unwritable(target, error) from error
     try:
         has_data = write_model(exported, folder / target.name, model.base_dir)
-        check_file(folder / target.name)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):

@@ -14,9 +14,8 @@ from polygraphy.json import load_json
 
 from stof_onnx.attention.types import AttentionMatch
 from stof_onnx.errors import StofError
-from stof_onnx.graph import repair
 from stof_onnx.graph.model import LoadedModel
-from stof_onnx.graph.read import read_proto
+from stof_onnx.graph.read import read_valid
 from stof_onnx.graph.save import StagedModel
 from stof_onnx.options import DimRange, OptimizeOptions
 from stof_onnx.verify.compare import Side, SiteProbe, compare_models
@@ -47,8 +46,7 @@ def verify_staged(model: LoadedModel, probes: Probes, staged: StagedModel, optio
     """
     original = model.proto
     if model.source_opset != model.opset:  # against the file itself, not against our conversion of it
-        original = read_proto(model.path)
-        repair.make_valid(original, model.path)
+        original, _ = read_valid(model.path)
     return _verify(Side(original, model.base_dir), Side.read(staged.path), probes, model.input_ranges, options)
 
 
