@@ -1,0 +1,632 @@
+// Block-wise attention forward for Hopper: TMA loads, WGMMA products, warp-specialised, persistent.
+//
+// A work item is (batch, head, row group). A group holds up to kWarpgroups neighbouring bands of 64 query rows, one a
+// consumer warpgroup, and one list of 64-wide key tiles: the union of the bands' own lists. Every tile of it is loaded once
+// into a ring in shared memory; a 2-bit code per band says whether that warpgroup skips it, takes it whole, or tests
+// its bitmap. A group may instead be one single band with a long list ("split"): then all warpgroups hold the same rows, take
+// the tiles in turn and add up their results at the end.
+//
+// The producer warp runs ahead of the consumers by the depth of the ring, across items. The lowered mask (lower_mask.py):
+//   row_order[g]     first band | bands << 20 | split << 23; groups lie in the order in which they are to be run
+//   *_row_ptr        indexed by g
+//   full_col_idx     key tile, full for every band of the group
+//   part_col_idx     key tile | codes << 24, two bits a band: 0 skip, 1 full, 2 part
+//   bitmap           per part entry and band 4 x 32 words: lane l of warp w applies bit e to its accumulator e
+#pragma once
+#include <cstdint>
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "sm90/barrier.cuh"
+#include "sm90/tma.cuh"
+#include "sm90/wgmma.cuh"
+
+namespace stof::sm90 {
+
+constexpr int kBand = 64;    // query rows of a warpgroup
+constexpr int kKeys = 64;    // keys of a tile
+constexpr int kColumns = 64;  // head elements of a shared-memory tile: rows of 128 bytes
+constexpr int kTileBytes = kKeys * kColumns * 2;
+constexpr int kCodeShift = 24;
+constexpr uint32_t kColumnMask = (1u << kCodeShift) - 1;
+constexpr int kSharedLimit = 227 * 1024;
+
+struct Args {
+  CUtensorMap q, k, v, o;
+  const int32_t *full_row_ptr, *full_col_idx, *part_row_ptr, *part_col_idx, *row_order, *mask_index;
+  const uint32_t* bitmap;
+  int32_t index_b, index_h, n_masks, groups, n_full, n_part, split_groups;
+  int32_t batch, heads, heads_per_kv, seq_q, seq_kv;
+  int32_t items, heads_per_chunk;
+  int32_t* counter;   // zeroed; null: items are dealt out statically
+  float scale_log2;   // scale * log2(e), positive
+  float empty_value;  // what a row without keys yields
+};
+
+template <class Element_, int kDim_, int kWarpgroups_>
+struct Config {
+  using Element = Element_;
+  static constexpr int kDim = kDim_;  // both head sizes, rounded up; the tensor maps zero-fill
+  static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr int kTiles = (kDim + kColumns - 1) / kColumns;
+  static constexpr bool kQueryInRegisters = kDim <= 128;
+  static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
+  static constexpr int kThreads = 128 * (kWarpgroups + 1);
+  static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 240;
+  static constexpr int kBandBytes = kTiles * kBand * kColumns * 2;
+  static constexpr int kStageBytes = kTiles * kTileBytes;  // K or V
+  static constexpr int kBitmapBytes = kWarpgroups * 512;
+
+  static constexpr int kQueryAt = 0;
+  static constexpr int kOutputAt = kShareQueryOutput ? 0 : kWarpgroups * kBandBytes;
+  static constexpr int kKeyAt = kOutputAt + kWarpgroups * kBandBytes;
+  static constexpr int kFixedBytes = kKeyAt + 2048 + 512 + 1024;  // statistics, barriers and headers, alignment
+  static constexpr int kStages = [] {
+    int fit = (kSharedLimit - kFixedBytes) / (2 * kStageBytes + kBitmapBytes);
+    return fit < 8 ? fit : 8;
+  }();
+  static constexpr int kValueAt = kKeyAt + kStages * kStageBytes;
+  static constexpr int kBitmapAt = kValueAt + kStages * kStageBytes;
+  static constexpr int kStatisticsAt = kBitmapAt + kStages * kBitmapBytes;
+  static constexpr int kFullAt = kStatisticsAt + 2048;
+  static constexpr int kEmptyAt = kFullAt + 8 * kStages;
+  static constexpr int kQueryFullAt = kEmptyAt + 8 * kStages;
+  static constexpr int kQueryEmptyAt = kQueryFullAt + 8;
+  static constexpr int kHeaderAt = kQueryEmptyAt + 8;          // 8 words
+  static constexpr int kInfoAt = kHeaderAt + 32;               // a word a stage
+  static constexpr int kSharedBytes = kInfoAt + 4 * kStages + 1024;
+  static_assert(kStages >= 2 && kSharedBytes <= kSharedLimit);
+};
+
+__device__ __forceinline__ uint32_t shared_read(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ int4 shared_read4(uint32_t address) {
+  int4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void shared_write(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void shared_write4(uint32_t address, int4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+template <class Element>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t packed;
+  if constexpr (sizeof(Element) == 2 && __is_same(Element, __half)) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ int clamp_index(int value, int low, int high) { return min(max(value, low), high); }
+
+// A place in the ring of stages: the phase flips each time round.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------- producer
+struct Item {
+  int group, batch_index, head;
+};
+
+// Split groups (long lists) of all heads come first; the rest in chunks of heads whose K and V fit the L2 cache, and within a
+// chunk group by group, longest first.
+__device__ __forceinline__ Item decode_item(const Args& a, int index) {
+  int long_items = a.batch * a.heads * a.split_groups;
+  int pair, group;
+  if (index < long_items) {
+    pair = index / a.split_groups;
+    group = index - pair * a.split_groups;
+  } else {
+    index -= long_items;
+    int groups = a.groups - a.split_groups;
+    int chunk = index / (a.heads_per_chunk * groups);
+    int first = chunk * a.heads_per_chunk;
+    int width = min(a.heads_per_chunk, a.batch * a.heads - first);
+    index -= first * groups;
+    group = index / width;
+    pair = first + index - group * width;
+    group += a.split_groups;
+  }
+  int b = pair / a.heads;
+  return {group, b, pair - b * a.heads};
+}
+
+template <class C>
+__device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
+  const int lane = threadIdx.x % 32;
+  Ring<C::kStages> ring;
+  uint32_t query_phase = 0;
+  int round = 0;
+  int index = blockIdx.x;
+  for (;;) {
+    if (index >= a.items) break;
+    Item item = decode_item(a, index);
+    int mask = a.mask_index[(a.index_b == 1 ? 0 : item.batch_index) * a.index_h + (a.index_h == 1 ? 0 : item.head)];
+    mask = clamp_index(mask, 0, a.n_masks - 1);
+    int order = a.row_order[mask * a.groups + item.group];
+    int at = mask * (a.groups + 1) + item.group;
+    int full_first = clamp_index(a.full_row_ptr[at], 0, a.n_full);
+    int full_count = clamp_index(a.full_row_ptr[at + 1], full_first, a.n_full) - full_first;
+    int part_first = clamp_index(a.part_row_ptr[at], 0, a.n_part);
+    int part_count = clamp_index(a.part_row_ptr[at + 1], part_first, a.n_part) - part_first;
+    const int band = order & 0xfffff;
+    const int bands = min((order >> 20) & 7, C::kWarpgroups);
+    const bool split = (order >> 23) & 1;
+    const int count = full_count + part_count;
+    if (bands > 0 && band * kBand < a.seq_q) {
+      barrier_wait(shared + C::kQueryEmptyAt, query_phase ^ 1);
+      if (lane == 0) {
+        shared_write4(shared + C::kHeaderAt, make_int4(count, band, bands | (split ? 8 : 0), item.head));
+        shared_write(shared + C::kHeaderAt + 16, item.batch_index);
+        const uint32_t full = shared + C::kQueryFullAt;
+        barrier_arrive_expect(full, C::kWarpgroups * C::kBandBytes);
+        for (int w = 0; w < C::kWarpgroups; ++w) {
+          for (int c = 0; c < C::kTiles; ++c) {
+            tma_load(shared + C::kQueryAt + w * C::kBandBytes + c * kTileBytes, &a.q, full, c * kColumns,
+                     (band + (split ? 0 : w)) * kBand, item.head, item.batch_index);
+          }
+        }
+      }
+      query_phase ^= 1;
+      const uint32_t valid = (1u << (2 * bands)) - 1;
+      const int kv_head = item.head / a.heads_per_kv;
+      int turn = 0;
+      for (int first = 0; first < count; first += 32) {
+        const int mine = first + lane;
+        uint32_t entry = 0;
+        if (mine < full_count) {
+          entry = (a.full_col_idx[full_first + mine] & kColumnMask) | 0x15u << kCodeShift;
+        } else if (mine < count) {
+          entry = a.part_col_idx[part_first + mine - full_count];
+        }
+        const int here = min(32, count - first);
+        for (int i = 0; i < here; ++i) {
+          const uint32_t info = __shfl_sync(0xffffffffu, entry, i);
+          const int column = info & kColumnMask;
+          uint32_t codes = (info >> kCodeShift) & valid;
+          if (split) {
+            codes = (codes & 3) << (2 * turn);
+            turn = turn + 1 == C::kWarpgroups ? 0 : turn + 1;
+          }
+          if (column >= (a.seq_kv + kKeys - 1) / kKeys) codes = 0;
+          barrier_wait(shared + C::kEmptyAt + 8 * ring.stage, ring.phase ^ 1);
+          if (lane == 0) {
+            const uint32_t full = shared + C::kFullAt + 8 * ring.stage;
+            shared_write(shared + C::kInfoAt + 4 * ring.stage, column | codes << kCodeShift);
+            if (codes == 0) {
+              barrier_arrive(full);
+            } else {
+              const bool part = codes & 0x2au;
+              barrier_arrive_expect(full, 2 * C::kStageBytes + (part ? C::kBitmapBytes : 0));
+              for (int c = 0; c < C::kTiles; ++c) {
+                tma_load(shared + C::kKeyAt + ring.stage * C::kStageBytes + c * kTileBytes, &a.k, full, c * kColumns,
+                         column * kKeys, kv_head, item.batch_index);
+              }
+              if (part) {
+                const int64_t tile = part_first + first + i - full_count;
+                bulk_load(shared + C::kBitmapAt + ring.stage * C::kBitmapBytes,
+                          a.bitmap + tile * (C::kBitmapBytes / 4), C::kBitmapBytes, full);
+              }
+              for (int c = 0; c < C::kTiles; ++c) {
+                tma_load(shared + C::kValueAt + ring.stage * C::kStageBytes + c * kTileBytes, &a.v, full, c * kColumns,
+                         column * kKeys, kv_head, item.batch_index);
+              }
+            }
+          }
+          __syncwarp();
+          ring.advance();
+        }
+      }
+    }
+    ++round;
+    if (a.counter != nullptr) {
+      int ticket = 0;
+      if (lane == 0) ticket = atomicAdd(a.counter, 1);
+      index = gridDim.x + __shfl_sync(0xffffffffu, ticket, 0);
+    } else {  // back and forth, so that falling work evens out
+      index = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    }
+  }
+  barrier_wait(shared + C::kQueryEmptyAt, query_phase ^ 1);
+  if (lane == 0) {
+    shared_write4(shared + C::kHeaderAt, make_int4(-1, 0, 0, 0));
+    barrier_arrive(shared + C::kQueryFullAt);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------- consumers
+constexpr float kNoMaximum = -1e30f;  // finite, so that masked scores (-inf) stay exp2(-inf) = 0
+constexpr float kSlack = 8.0f;        // running maxima are raised only when exceeded by this, in powers of two
+
+struct RowStatistics {
+  float maximum[2] = {kNoMaximum, kNoMaximum};  // of scale * log2(e) * score, rows l/4 and l/4 + 8
+  float sum[2] = {0.0f, 0.0f};                  // this lane's columns only
+};
+
+// Turns scores into exp2(scale * score - maximum); returns whether accumulators must be multiplied by `correction`.
+__device__ __forceinline__ bool soften(float (&s)[32], float scale, RowStatistics& rows, float (&correction)[2]) {
+  float top[2][2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      top[r][p] = fmaxf(s[4 * p + 2 * r], s[4 * p + 2 * r + 1]);
+#pragma unroll
+      for (int j = 2 + p; j < 8; j += 2) top[r][p] = fmaxf(top[r][p], fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    }
+    top[r][0] = fmaxf(top[r][0], top[r][1]);
+  }
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r][0] = fmaxf(top[r][0], __shfl_xor_sync(0xffffffffu, top[r][0], step));
+  }
+  const float scaled[2] = {top[0][0] * scale, top[1][0] * scale};
+  const bool raise = scaled[0] > rows.maximum[0] + kSlack || scaled[1] > rows.maximum[1] + kSlack;
+  const bool any = __any_sync(0xffffffffu, raise);
+  if (any) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float maximum = fmaxf(rows.maximum[r], scaled[r]);
+      correction[r] = exp2_fast(rows.maximum[r] - maximum);
+      rows.maximum[r] = maximum;
+      rows.sum[r] *= correction[r];
+    }
+  }
+  float sum[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[4 * j + 2 * r + i];
+        x = exp2_fast(fmaf(x, scale, -rows.maximum[r]));
+        sum[r][i] += x;
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
+  return any;
+}
+
+template <class C>
+struct Consumer {
+  using Element = typename C::Element;
+  static constexpr int kSteps = C::kDim / 16;
+  static constexpr int kQueryRegisters = C::kQueryInRegisters ? kSteps : 1;
+
+  const Args& a;
+  const uint32_t shared;
+  const int warpgroup, warp, lane;
+  Ring<C::kStages> ring;
+  int remaining = 0, code_shift = 0;
+  uint32_t bitmap_offset = 0;
+
+  float scores[32];
+  float output[C::kDim / 2];
+  uint32_t probabilities[4][4];
+  uint32_t query[kQueryRegisters][4];
+  RowStatistics rows;
+
+  struct Entry {
+    int stage;
+    uint32_t code;
+    int column;
+  };
+
+  __device__ __forceinline__ void release(int stage) {
+    if (lane == 0) barrier_arrive(shared + C::kEmptyAt + 8 * stage);
+  }
+
+  // The next tile of this warpgroup's own list; tiles it skips are given back at once.
+  __device__ __forceinline__ bool next(Entry& e) {
+    while (remaining > 0) {
+      --remaining;
+      barrier_wait(shared + C::kFullAt + 8 * ring.stage, ring.phase);
+      const uint32_t info = shared_read(shared + C::kInfoAt + 4 * ring.stage);
+      e.stage = ring.stage;
+      e.code = (info >> code_shift) & 3;
+      e.column = info & kColumnMask;
+      ring.advance();
+      if (e.code != 0) return true;
+      __syncwarp();
+      release(e.stage);
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ void issue_scores(int stage) {
+    const uint64_t key = tile_descriptor(shared + C::kKeyAt + stage * C::kStageBytes, 16);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const uint64_t b = key + (k / 4) * (kTileBytes / 16) + (k % 4) * 2;
+      if constexpr (C::kQueryInRegisters) {
+        Wgmma<Element, false, 64>::rs(scores, query[k], b, k > 0);
+      } else {
+        const uint64_t q = tile_descriptor(shared + C::kQueryAt + warpgroup * C::kBandBytes, 16);
+        Wgmma<Element, false, 64>::ss(scores, q + (k / 4) * (kTileBytes / 16) + (k % 4) * 2, b, k > 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_output(int stage) {
+    const uint64_t value = tile_descriptor(shared + C::kValueAt + stage * C::kStageBytes, kTileBytes);
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      constexpr int kStep = 16 * kColumns * 2 / 16;
+#pragma unroll
+      for (int n = 0; n < C::kDim; n += 128) {
+        const uint64_t b = value + k * kStep + (n / 64) * (kTileBytes / 16);
+        if constexpr (C::kDim % 128 == 0) {
+          Wgmma<Element, true, 128>::rs(output + n / 2, probabilities[k], b, 1);
+        } else {
+          if (n + 128 <= C::kDim) {
+            Wgmma<Element, true, 128>::rs(output + n / 2, probabilities[k], b, 1);
+          } else {
+            if constexpr (C::kDim % 128 >= 64) Wgmma<Element, true, 64>::rs(output + n / 2, probabilities[k], b, 1);
+            if constexpr (C::kDim % 64 == 32) {
+              constexpr int kSkip = C::kDim % 128 >= 64 ? 64 : 0;
+              Wgmma<Element, true, 32>::rs(output + (n + kSkip) / 2, probabilities[k],
+                                           b + (kSkip / 64) * (kTileBytes / 16), 1);
+            }
+          }
+        }
+      }
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ uint32_t read_bits(const Entry& e) const {
+    return e.code == 2 ? shared_read(shared + C::kBitmapAt + e.stage * C::kBitmapBytes + bitmap_offset) : 0xffffffffu;
+  }
+
+  __device__ __forceinline__ void mask_scores(const Entry& e, uint32_t bits) {
+    if (e.code == 2) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) scores[i] = (bits & (1u << i)) != 0 ? scores[i] : -INFINITY;
+    }
+    const int keys = a.seq_kv - e.column * kKeys;
+    if (keys < kKeys) {
+      const int column = 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if (8 * (i / 4) + column + (i & 1) >= keys) scores[i] = -INFINITY;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void pack_probabilities() {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        probabilities[k][i] = pack<Element>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void walk() {
+    Entry entry;
+    if (!next(entry)) return;
+    float correction[2] = {1.0f, 1.0f};
+    uint32_t bits = read_bits(entry);
+    wgmma_fence();
+    issue_scores(entry.stage);
+    wgmma_wait<0>();
+    pin(scores);
+    mask_scores(entry, bits);
+    soften(scores, a.scale_log2, rows, correction);
+    pack_probabilities();
+    int previous = entry.stage;
+    while (next(entry)) {
+      wgmma_fence();
+      pin(scores);
+      pin(output);
+      issue_scores(entry.stage);
+      issue_output(previous);
+      bits = read_bits(entry);
+      wgmma_wait<1>();
+      pin(scores);
+      mask_scores(entry, bits);
+      const bool rescale = soften(scores, a.scale_log2, rows, correction);
+      wgmma_wait<0>();
+      pin(output);
+      release(previous);
+      if (rescale) {
+#pragma unroll
+        for (int i = 0; i < C::kDim / 2; ++i) output[i] *= correction[(i / 2) & 1];
+      }
+      pack_probabilities();
+      previous = entry.stage;
+    }
+    wgmma_fence();
+    pin(output);
+    issue_output(previous);
+    wgmma_wait<0>();
+    pin(output);
+    release(previous);
+  }
+
+  // Adds the other warpgroups' partial results for the same rows to warpgroup 0's, through the output buffer.
+  __device__ __forceinline__ void merge() {
+    const int thread = 32 * warp + lane;
+    const uint32_t values = shared + C::kOutputAt + 4 * thread;
+    const uint32_t statistics = shared + C::kStatisticsAt + 16 * thread;
+    for (int source = 1; source < C::kWarpgroups; ++source) {
+      named_barrier_sync(1, C::kWarpgroups * 128);
+      if (warpgroup == source) {
+#pragma unroll
+        for (int i = 0; i < C::kDim / 2; ++i) shared_write(values + 512 * i, __float_as_uint(output[i]));
+        shared_write4(statistics, make_int4(__float_as_int(rows.maximum[0]), __float_as_int(rows.maximum[1]),
+                                            __float_as_int(rows.sum[0]), __float_as_int(rows.sum[1])));
+      }
+      named_barrier_sync(1, C::kWarpgroups * 128);
+      if (warpgroup == 0) {
+        const int4 other = shared_read4(statistics);
+        const float maxima[2] = {__int_as_float(other.x), __int_as_float(other.y)};
+        const float sums[2] = {__int_as_float(other.z), __int_as_float(other.w)};
+        float mine[2], theirs[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float maximum = fmaxf(rows.maximum[r], maxima[r]);
+          mine[r] = exp2_fast(rows.maximum[r] - maximum);
+          theirs[r] = exp2_fast(maxima[r] - maximum);
+          rows.maximum[r] = maximum;
+          rows.sum[r] = rows.sum[r] * mine[r] + sums[r] * theirs[r];
+        }
+#pragma unroll
+        for (int i = 0; i < C::kDim / 2; ++i) {
+          const int r = (i / 2) & 1;
+          output[i] = output[i] * mine[r] + __uint_as_float(shared_read(values + 512 * i)) * theirs[r];
+        }
+      }
+    }
+    named_barrier_sync(1, C::kWarpgroups * 128);
+  }
+
+  __device__ __forceinline__ void store(int band, int head, int batch_index, uint32_t matrix_offset) {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = rows.sum[r];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      factor[r] = sum == 0.0f ? a.empty_value : 1.0f / sum;
+    }
+    const uint32_t buffer = shared + C::kOutputAt + warpgroup * C::kBandBytes;
+#pragma unroll
+    for (int k = 0; k < C::kDim / 16; ++k) {
+      const uint32_t address = buffer + (k / 4) * kTileBytes + (matrix_offset ^ (k % 4 * 32));
+      const float* o = output + 8 * k;
+      store_matrices(address, pack<Element>(o[0] * factor[0], o[1] * factor[0]),
+                     pack<Element>(o[2] * factor[1], o[3] * factor[1]), pack<Element>(o[4] * factor[0], o[5] * factor[0]),
+                     pack<Element>(o[6] * factor[1], o[7] * factor[1]));
+    }
+    async_proxy_fence();
+    __syncwarp();
+    if (lane == 0) {
+      for (int c = 0; c < C::kTiles; ++c) {
+        tma_store(&a.o, buffer + c * kTileBytes + warp * 16 * 128, c * kColumns, band * kBand + warp * 16, head,
+                  batch_index);
+      }
+      bulk_commit();
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    // Where this lane's row of an 8 x 8 matrix lies in a swizzled tile, for ldmatrix and stmatrix alike.
+    const int row = warp * 16 + lane % 16;
+    const uint32_t matrix_offset = row * 128 + (((lane / 16) ^ (lane % 8)) * 16);
+    uint32_t phase = 0;
+    for (;;) {
+      barrier_wait(shared + C::kQueryFullAt, phase);
+      phase ^= 1;
+      const int4 header = shared_read4(shared + C::kHeaderAt);
+      const int batch_index = shared_read(shared + C::kHeaderAt + 16);
+      if (header.x < 0) break;
+      remaining = header.x;
+      const bool split = header.z & 8;
+      const bool mine = split ? warpgroup == 0 : warpgroup < header.z;
+      code_shift = kCodeShift + 2 * warpgroup;
+      bitmap_offset = ((split ? 0 : warpgroup) * 4 + warp) * 128 + lane * 4;
+      if constexpr (C::kQueryInRegisters) {
+        const uint32_t source = shared + C::kQueryAt + warpgroup * C::kBandBytes;
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+          load_matrices(query[k], source + (k / 4) * kTileBytes + (matrix_offset ^ (k % 4 * 32)));
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared + C::kQueryEmptyAt);
+      }
+#pragma unroll
+      for (int i = 0; i < C::kDim / 2; ++i) output[i] = 0.0f;
+      rows = RowStatistics();
+      walk();
+      if constexpr (C::kShareQueryOutput) named_barrier_sync(2 + warpgroup, 128);  // all warps are done with Q
+      if (lane == 0) bulk_wait_read();
+      __syncwarp();
+      if (split) merge();
+      if (mine) store(header.y + (split ? 0 : warpgroup), header.w, batch_index, matrix_offset);
+      if constexpr (C::kShareQueryOutput) {
+        if (lane == 0) {
+          bulk_wait_read();
+          barrier_arrive(shared + C::kQueryEmptyAt);
+        }
+      }
+    }
+    if (lane == 0) bulk_wait_read();
+  }
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) attention_block_sm90_kernel(const __grid_constant__ Args args) {
+  extern __shared__ uint8_t raw[];
+  const uint32_t shared = (smem_address(raw) + 1023) & ~1023u;
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < C::kStages; ++s) {
+      barrier_init(shared + C::kFullAt + 8 * s, 1);
+      barrier_init(shared + C::kEmptyAt + 8 * s, 4 * C::kWarpgroups);
+    }
+    barrier_init(shared + C::kQueryFullAt, 1);
+    barrier_init(shared + C::kQueryEmptyAt, 4 * C::kWarpgroups);
+    barrier_init_fence();
+    prefetch_map(&args.q);
+    prefetch_map(&args.k);
+    prefetch_map(&args.v);
+    prefetch_map(&args.o);
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    registers_shrink<C::kProducerRegisters>();
+    if (warp == 0) produce<C>(args, shared);
+  } else {
+    registers_grow<C::kConsumerRegisters>();
+    Consumer<C> consumer{args, shared, warpgroup - 1, warp, static_cast<int>(threadIdx.x % 32)};
+    consumer.run();
+  }
+}
+
+}  // namespace stof::sm90

@@ -1,0 +1,91 @@
+// mbarriers, named barriers, warp-specialisation registers: thin wrappers over PTX (sm_90a).
+#pragma once
+#include <cstdint>
+
+namespace stof::sm90 {
+
+__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+#ifdef STOF_SM90_TIMEOUT_NS
+// Debug builds: the first barrier that some thread gave up on (1, block, thread, barrier, parity); later waits return at once.
+__device__ int stuck[8];
+
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+  return time;
+}
+#endif
+
+// Returns once the phase of `parity` has completed.
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+#ifdef STOF_SM90_TIMEOUT_NS
+  const uint64_t start = nanoseconds();
+  while (!barrier_try_wait(barrier, parity)) {
+    if (*reinterpret_cast<volatile int*>(&stuck[0]) != 0) return;
+    if (nanoseconds() - start > STOF_SM90_TIMEOUT_NS) {
+      if (atomicCAS(&stuck[0], 0, 1) == 0) {
+        stuck[1] = blockIdx.x;
+        stuck[2] = threadIdx.x;
+        stuck[3] = barrier;
+        stuck[4] = parity;
+      }
+      return;
+    }
+  }
+#else
+  while (!barrier_try_wait(barrier, parity)) {
+  }
+#endif
+}
+
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Orders ordinary shared-memory accesses before later ones of the copy engine and the tensor cores.
+__device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+template <int kRegisters>
+__device__ __forceinline__ void registers_shrink() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void registers_grow() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace stof::sm90
