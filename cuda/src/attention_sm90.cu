@@ -55,6 +55,7 @@ template <class Element, int kDim>
 cudaError_t launch_dim(const Args& args, int warpgroups, int blocks, cudaStream_t stream) {
   if constexpr (kDim <= 64) {
     if (warpgroups == 3) return launch<sm90::Config<Element, kDim, 3>>(args, blocks, stream);
+    if (warpgroups == 4) return launch<sm90::Config<Element, kDim, 4>>(args, blocks, stream);
   }
   return warpgroups == 2 ? launch<sm90::Config<Element, kDim, 2>>(args, blocks, stream) : cudaErrorInvalidValue;
 }
@@ -92,10 +93,10 @@ const char* attention_block_sm90_unsupported(const AttentionParams& p) {
   if (p.dim < 8 || p.dim > 256 || p.dim % 8 != 0 || p.v_dim < 8 || p.v_dim > 256 || p.v_dim % 8 != 0) {
     return "the Hopper kernel takes head sizes up to 256 that are multiples of 8";
   }
-  if (p.mask.tile_n != sm90::kKeys || (p.mask.tile_m != 2 * sm90::kBand && p.mask.tile_m != 3 * sm90::kBand)) {
+  if (p.mask.tile_n != sm90::kKeys || (p.mask.tile_m < 2 * sm90::kBand || p.mask.tile_m > 4 * sm90::kBand || p.mask.tile_m % sm90::kBand)) {
     return "the Hopper kernel takes masks lowered to groups of two or three bands of 64 rows";
   }
-  if (p.mask.tile_m == 3 * sm90::kBand && std::max(p.dim, p.v_dim) > 64) {
+  if (p.mask.tile_m != 2 * sm90::kBand && std::max(p.dim, p.v_dim) > 64) {
     return "the Hopper kernel groups three bands only for head sizes up to 64";
   }
   if (p.mask.split_rows < 0 || p.mask.split_rows > p.mask.rows) return "split_rows is out of range";

@@ -50,17 +50,19 @@ struct Config {
   static constexpr int kDim = kDim_;  // both head sizes, rounded up; the tensor maps zero-fill
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kTiles = (kDim + kColumns - 1) / kColumns;
-  static constexpr bool kQueryInRegisters = kDim <= 128;
+  static constexpr bool kQueryInRegisters = kDim <= 128 && kWarpgroups < 4;
   static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
+  // Q in registers frees its buffer at once; otherwise a second one lets the producer run on into the next item.
+  static constexpr int kQueryStages = kQueryInRegisters || kShareQueryOutput ? 1 : 2;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 240;
+  static constexpr int kConsumerRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 240;
   static constexpr int kBandBytes = kTiles * kBand * kColumns * 2;
   static constexpr int kStageBytes = kTiles * kTileBytes;  // K or V
   static constexpr int kBitmapBytes = kWarpgroups * 512;
 
   static constexpr int kQueryAt = 0;
-  static constexpr int kOutputAt = kShareQueryOutput ? 0 : kWarpgroups * kBandBytes;
+  static constexpr int kOutputAt = kShareQueryOutput ? 0 : kQueryStages * kWarpgroups * kBandBytes;
   static constexpr int kKeyAt = kOutputAt + kWarpgroups * kBandBytes;
   static constexpr int kFixedBytes = kKeyAt + 2048 + 512 + 1024;  // statistics, barriers and headers, alignment
   static constexpr int kStages = [] {
@@ -73,9 +75,9 @@ struct Config {
   static constexpr int kFullAt = kStatisticsAt + 2048;
   static constexpr int kEmptyAt = kFullAt + 8 * kStages;
   static constexpr int kQueryFullAt = kEmptyAt + 8 * kStages;
-  static constexpr int kQueryEmptyAt = kQueryFullAt + 8;
-  static constexpr int kHeaderAt = kQueryEmptyAt + 8;          // 8 words
-  static constexpr int kInfoAt = kHeaderAt + 32;               // a word a stage
+  static constexpr int kQueryEmptyAt = kQueryFullAt + 16;
+  static constexpr int kHeaderAt = kQueryEmptyAt + 16;         // 8 words each
+  static constexpr int kInfoAt = kHeaderAt + 64;               // a word a stage
   static constexpr int kSharedBytes = kInfoAt + 4 * kStages + 1024;
   static_assert(kStages >= 2 && kSharedBytes <= kSharedLimit);
 };
@@ -173,7 +175,7 @@ template <class C>
 __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
   const int lane = threadIdx.x % 32;
   Ring<C::kStages> ring;
-  uint32_t query_phase = 0;
+  Ring<C::kQueryStages> query;
   int round = 0;
   int index = blockIdx.x;
   for (;;) {
@@ -192,20 +194,21 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
     const bool split = (order >> 23) & 1;
     const int count = full_count + part_count;
     if (bands > 0 && band * kBand < a.seq_q) {
-      barrier_wait(shared + C::kQueryEmptyAt, query_phase ^ 1);
+      barrier_wait(shared + C::kQueryEmptyAt + 8 * query.stage, query.phase ^ 1);
       if (lane == 0) {
-        shared_write4(shared + C::kHeaderAt, make_int4(count, band, bands | (split ? 8 : 0), item.head));
-        shared_write(shared + C::kHeaderAt + 16, item.batch_index);
-        const uint32_t full = shared + C::kQueryFullAt;
+        const uint32_t header = shared + C::kHeaderAt + 32 * query.stage;
+        shared_write4(header, make_int4(count, band, bands | (split ? 8 : 0), item.head));
+        shared_write(header + 16, item.batch_index);
+        const uint32_t full = shared + C::kQueryFullAt + 8 * query.stage;
         barrier_arrive_expect(full, C::kWarpgroups * C::kBandBytes);
         for (int w = 0; w < C::kWarpgroups; ++w) {
           for (int c = 0; c < C::kTiles; ++c) {
-            tma_load(shared + C::kQueryAt + w * C::kBandBytes + c * kTileBytes, &a.q, full, c * kColumns,
+            tma_load(shared + C::kQueryAt + (query.stage * C::kWarpgroups + w) * C::kBandBytes + c * kTileBytes, &a.q, full, c * kColumns,
                      (band + (split ? 0 : w)) * kBand, item.head, item.batch_index);
           }
         }
       }
-      query_phase ^= 1;
+      query.advance();
       const uint32_t valid = (1u << (2 * bands)) - 1;
       const int kv_head = item.head / a.heads_per_kv;
       int turn = 0;
@@ -213,7 +216,7 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
         const int mine = first + lane;
         uint32_t entry = 0;
         if (mine < full_count) {
-          entry = (a.full_col_idx[full_first + mine] & kColumnMask) | 0x15u << kCodeShift;
+          entry = (a.full_col_idx[full_first + mine] & kColumnMask) | 0x55u << kCodeShift;
         } else if (mine < count) {
           entry = a.part_col_idx[part_first + mine - full_count];
         }
@@ -234,7 +237,7 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
             if (codes == 0) {
               barrier_arrive(full);
             } else {
-              const bool part = codes & 0x2au;
+              const bool part = codes & 0xaau;
               barrier_arrive_expect(full, 2 * C::kStageBytes + (part ? C::kBitmapBytes : 0));
               for (int c = 0; c < C::kTiles; ++c) {
                 tma_load(shared + C::kKeyAt + ring.stage * C::kStageBytes + c * kTileBytes, &a.k, full, c * kColumns,
@@ -265,10 +268,10 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
       index = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     }
   }
-  barrier_wait(shared + C::kQueryEmptyAt, query_phase ^ 1);
+  barrier_wait(shared + C::kQueryEmptyAt + 8 * query.stage, query.phase ^ 1);
   if (lane == 0) {
-    shared_write4(shared + C::kHeaderAt, make_int4(-1, 0, 0, 0));
-    barrier_arrive(shared + C::kQueryFullAt);
+    shared_write4(shared + C::kHeaderAt + 32 * query.stage, make_int4(-1, 0, 0, 0));
+    barrier_arrive(shared + C::kQueryFullAt + 8 * query.stage);
   }
 }
 
@@ -340,7 +343,7 @@ struct Consumer {
   const int warpgroup, warp, lane;
   Ring<C::kStages> ring;
   int remaining = 0, code_shift = 0;
-  uint32_t bitmap_offset = 0;
+  uint32_t bitmap_offset = 0, query_at = 0;
 
   float scores[32];
   float output[C::kDim / 2];
@@ -383,7 +386,7 @@ struct Consumer {
       if constexpr (C::kQueryInRegisters) {
         Wgmma<Element, false, 64>::rs(scores, query[k], b, k > 0);
       } else {
-        const uint64_t q = tile_descriptor(shared + C::kQueryAt + warpgroup * C::kBandBytes, 16);
+        const uint64_t q = tile_descriptor(query_at, 16);
         Wgmma<Element, false, 64>::ss(scores, q + (k / 4) * (kTileBytes / 16) + (k % 4) * 2, b, k > 0);
       }
     }
@@ -558,12 +561,14 @@ struct Consumer {
     // Where this lane's row of an 8 x 8 matrix lies in a swizzled tile, for ldmatrix and stmatrix alike.
     const int row = warp * 16 + lane % 16;
     const uint32_t matrix_offset = row * 128 + (((lane / 16) ^ (lane % 8)) * 16);
-    uint32_t phase = 0;
+    Ring<C::kQueryStages> items;
     for (;;) {
-      barrier_wait(shared + C::kQueryFullAt, phase);
-      phase ^= 1;
-      const int4 header = shared_read4(shared + C::kHeaderAt);
-      const int batch_index = shared_read(shared + C::kHeaderAt + 16);
+      barrier_wait(shared + C::kQueryFullAt + 8 * items.stage, items.phase);
+      const int4 header = shared_read4(shared + C::kHeaderAt + 32 * items.stage);
+      const int batch_index = shared_read(shared + C::kHeaderAt + 32 * items.stage + 16);
+      const uint32_t query_empty = shared + C::kQueryEmptyAt + 8 * items.stage;
+      query_at = shared + C::kQueryAt + (items.stage * C::kWarpgroups + warpgroup) * C::kBandBytes;
+      items.advance();
       if (header.x < 0) break;
       remaining = header.x;
       const bool split = header.z & 8;
@@ -571,19 +576,22 @@ struct Consumer {
       code_shift = kCodeShift + 2 * warpgroup;
       bitmap_offset = ((split ? 0 : warpgroup) * 4 + warp) * 128 + lane * 4;
       if constexpr (C::kQueryInRegisters) {
-        const uint32_t source = shared + C::kQueryAt + warpgroup * C::kBandBytes;
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
-          load_matrices(query[k], source + (k / 4) * kTileBytes + (matrix_offset ^ (k % 4 * 32)));
+          load_matrices(query[k], query_at + (k / 4) * kTileBytes + (matrix_offset ^ (k % 4 * 32)));
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(shared + C::kQueryEmptyAt);
+        if (lane == 0) barrier_arrive(query_empty);
       }
 #pragma unroll
       for (int i = 0; i < C::kDim / 2; ++i) output[i] = 0.0f;
       rows = RowStatistics();
       walk();
-      if constexpr (C::kShareQueryOutput) named_barrier_sync(2 + warpgroup, 128);  // all warps are done with Q
+      if constexpr (C::kShareQueryOutput) {
+        named_barrier_sync(2 + warpgroup, 128);  // all warps are done with Q
+      } else if constexpr (!C::kQueryInRegisters) {
+        if (lane == 0) barrier_arrive(query_empty);
+      }
       if (lane == 0) bulk_wait_read();
       __syncwarp();
       if (split) merge();
@@ -591,7 +599,7 @@ struct Consumer {
       if constexpr (C::kShareQueryOutput) {
         if (lane == 0) {
           bulk_wait_read();
-          barrier_arrive(shared + C::kQueryEmptyAt);
+          barrier_arrive(query_empty);
         }
       }
     }
@@ -610,8 +618,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_block_sm90_kernel(co
       barrier_init(shared + C::kFullAt + 8 * s, 1);
       barrier_init(shared + C::kEmptyAt + 8 * s, 4 * C::kWarpgroups);
     }
-    barrier_init(shared + C::kQueryFullAt, 1);
-    barrier_init(shared + C::kQueryEmptyAt, 4 * C::kWarpgroups);
+    for (int s = 0; s < C::kQueryStages; ++s) {
+      barrier_init(shared + C::kQueryFullAt + 8 * s, 1);
+      barrier_init(shared + C::kQueryEmptyAt + 8 * s, 4 * C::kWarpgroups);
+    }
     barrier_init_fence();
     prefetch_map(&args.q);
     prefetch_map(&args.k);
