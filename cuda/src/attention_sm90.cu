@@ -52,22 +52,26 @@ cudaError_t launch(const Args& args, int blocks, cudaStream_t stream) {
 }
 
 template <class Element, int kDim>
-cudaError_t launch_dim(const Args& args, int warpgroups, int blocks, cudaStream_t stream) {
+cudaError_t launch_dim(const Args& args, int warpgroups, bool pair, int blocks, cudaStream_t stream) {
   if constexpr (kDim <= 64) {
+    if (warpgroups == 3 && pair) return launch<sm90::Config<Element, kDim, 3, true>>(args, blocks, stream);
     if (warpgroups == 3) return launch<sm90::Config<Element, kDim, 3>>(args, blocks, stream);
     if (warpgroups == 4) return launch<sm90::Config<Element, kDim, 4>>(args, blocks, stream);
+  }
+  if constexpr (kDim <= 128) {
+    if (warpgroups == 2 && pair) return launch<sm90::Config<Element, kDim, 2, true>>(args, blocks, stream);
   }
   return warpgroups == 2 ? launch<sm90::Config<Element, kDim, 2>>(args, blocks, stream) : cudaErrorInvalidValue;
 }
 
 template <class Element>
-cudaError_t launch_type(const Args& args, int dim, int warpgroups, int blocks, cudaStream_t stream) {
-  if (dim <= 32) return launch_dim<Element, 32>(args, warpgroups, blocks, stream);
-  if (dim <= 64) return launch_dim<Element, 64>(args, warpgroups, blocks, stream);
-  if (dim <= 96) return launch_dim<Element, 96>(args, warpgroups, blocks, stream);
-  if (dim <= 128) return launch_dim<Element, 128>(args, warpgroups, blocks, stream);
-  if (dim <= 192) return launch_dim<Element, 192>(args, warpgroups, blocks, stream);
-  return launch_dim<Element, 256>(args, warpgroups, blocks, stream);
+cudaError_t launch_type(const Args& args, int dim, int warpgroups, bool pair, int blocks, cudaStream_t stream) {
+  if (dim <= 32) return launch_dim<Element, 32>(args, warpgroups, pair, blocks, stream);
+  if (dim <= 64) return launch_dim<Element, 64>(args, warpgroups, pair, blocks, stream);
+  if (dim <= 96) return launch_dim<Element, 96>(args, warpgroups, pair, blocks, stream);
+  if (dim <= 128) return launch_dim<Element, 128>(args, warpgroups, pair, blocks, stream);
+  if (dim <= 192) return launch_dim<Element, 192>(args, warpgroups, pair, blocks, stream);
+  return launch_dim<Element, 256>(args, warpgroups, pair, blocks, stream);
 }
 
 bool aligned(const TensorView& view) {
@@ -168,8 +172,9 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
     if (error != cudaSuccess) return error;
   }
   const int dim = std::max(p.dim, p.v_dim), warpgroups = m.tile_m / sm90::kBand;
-  return p.dtype == DType::kF16 ? launch_type<__half>(args, dim, warpgroups, blocks, stream)
-                                : launch_type<__nv_bfloat16>(args, dim, warpgroups, blocks, stream);
+  const bool pair = p.splits == 2;
+  return p.dtype == DType::kF16 ? launch_type<__half>(args, dim, warpgroups, pair, blocks, stream)
+                                : launch_type<__nv_bfloat16>(args, dim, warpgroups, pair, blocks, stream);
 }
 
 }  // namespace stof

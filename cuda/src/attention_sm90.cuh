@@ -44,13 +44,15 @@ struct Args {
   float empty_value;  // what a row without keys yields
 };
 
-template <class Element_, int kDim_, int kWarpgroups_>
+// kPair: a warpgroup takes two tiles of its list at a time, which halves what each costs beside its elements.
+template <class Element_, int kDim_, int kWarpgroups_, bool kPair_ = false>
 struct Config {
   using Element = Element_;
   static constexpr int kDim = kDim_;  // both head sizes, rounded up; the tensor maps zero-fill
   static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr bool kPair = kPair_;
   static constexpr int kTiles = (kDim + kColumns - 1) / kColumns;
-  static constexpr bool kQueryInRegisters = kDim <= 128 && kWarpgroups < 4;
+  static constexpr bool kQueryInRegisters = kDim <= 128 && (kPair ? kWarpgroups < 3 : kWarpgroups < 4);
   static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
   // Q in registers frees its buffer at once; otherwise a second one lets the producer run on into the next item.
   static constexpr int kQueryStages = kQueryInRegisters || kShareQueryOutput ? 1 : 2;
@@ -284,8 +286,10 @@ struct RowStatistics {
   float sum[2] = {0.0f, 0.0f};                  // this lane's columns only
 };
 
-// Turns scores into exp2(scale * score - maximum); returns whether accumulators must be multiplied by `correction`.
-__device__ __forceinline__ bool soften(float (&s)[32], float scale, RowStatistics& rows, float (&correction)[2]) {
+// Turns the scores of kTiles tiles into exp2(scale * score - maximum); returns whether accumulators must be multiplied by
+// `correction`.
+template <int kTiles>
+__device__ __forceinline__ bool soften(float* s, float scale, RowStatistics& rows, float (&correction)[2]) {
   float top[2][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -293,7 +297,9 @@ __device__ __forceinline__ bool soften(float (&s)[32], float scale, RowStatistic
     for (int p = 0; p < 2; ++p) {
       top[r][p] = fmaxf(s[4 * p + 2 * r], s[4 * p + 2 * r + 1]);
 #pragma unroll
-      for (int j = 2 + p; j < 8; j += 2) top[r][p] = fmaxf(top[r][p], fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+      for (int j = 2 + p; j < 8 * kTiles; j += 2) {
+        top[r][p] = fmaxf(top[r][p], fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+      }
     }
     top[r][0] = fmaxf(top[r][0], top[r][1]);
   }
@@ -316,7 +322,7 @@ __device__ __forceinline__ bool soften(float (&s)[32], float scale, RowStatistic
   }
   float sum[2][2] = {};
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < 8 * kTiles; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -345,13 +351,15 @@ struct Consumer {
   int remaining = 0, code_shift = 0;
   uint32_t bitmap_offset = 0, query_at = 0;
 
-  float scores[32];
+  static constexpr int kSpan = C::kPair ? 2 : 1;
+  float scores[32 * kSpan];
   float output[C::kDim / 2];
-  uint32_t probabilities[4][4];
+  uint32_t probabilities[4 * kSpan][4];
   uint32_t query[kQueryRegisters][4];
   RowStatistics rows;
 
   struct Entry {
+    int place;  // `remaining` when it was taken: falls along the list
     int stage;
     uint32_t code;
     int column;
@@ -361,10 +369,11 @@ struct Consumer {
     if (lane == 0) barrier_arrive(shared + C::kEmptyAt + 8 * stage);
   }
 
-  // The next tile of this warpgroup's own list; tiles it skips are given back at once.
-  __device__ __forceinline__ bool next(Entry& e) {
-    while (remaining > 0) {
-      --remaining;
+  // The next tile of this warpgroup's own list; tiles it skips are given back at once. False at the list's end, or where
+  // `remaining` reaches `floor`.
+  __device__ __forceinline__ bool next(Entry& e, int floor) {
+    while (remaining > floor) {
+      e.place = remaining--;
       barrier_wait(shared + C::kFullAt + 8 * ring.stage, ring.phase);
       const uint32_t info = shared_read(shared + C::kInfoAt + 4 * ring.stage);
       e.stage = ring.stage;
@@ -378,22 +387,25 @@ struct Consumer {
     return false;
   }
 
-  __device__ __forceinline__ void issue_scores(int stage) {
+  // How far this warpgroup may look ahead while it holds `e`: a tile further on needs the very place in the ring that `e` occupies,
+  // so waiting for it would never end.
+  __device__ __forceinline__ static int reach(const Entry& e) { return max(0, e.place - C::kStages); }
+
+  __device__ __forceinline__ void issue_scores(float* s, int stage) {
     const uint64_t key = tile_descriptor(shared + C::kKeyAt + stage * C::kStageBytes, 16);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint64_t b = key + (k / 4) * (kTileBytes / 16) + (k % 4) * 2;
       if constexpr (C::kQueryInRegisters) {
-        Wgmma<Element, false, 64>::rs(scores, query[k], b, k > 0);
+        Wgmma<Element, false, 64>::rs(s, query[k], b, k > 0);
       } else {
         const uint64_t q = tile_descriptor(query_at, 16);
-        Wgmma<Element, false, 64>::ss(scores, q + (k / 4) * (kTileBytes / 16) + (k % 4) * 2, b, k > 0);
+        Wgmma<Element, false, 64>::ss(s, q + (k / 4) * (kTileBytes / 16) + (k % 4) * 2, b, k > 0);
       }
     }
-    wgmma_commit();
   }
 
-  __device__ __forceinline__ void issue_output(int stage) {
+  __device__ __forceinline__ void issue_output(const uint32_t (*p)[4], int stage) {
     const uint64_t value = tile_descriptor(shared + C::kValueAt + stage * C::kStageBytes, kTileBytes);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
@@ -402,46 +414,45 @@ struct Consumer {
       for (int n = 0; n < C::kDim; n += 128) {
         const uint64_t b = value + k * kStep + (n / 64) * (kTileBytes / 16);
         if constexpr (C::kDim % 128 == 0) {
-          Wgmma<Element, true, 128>::rs(output + n / 2, probabilities[k], b, 1);
+          Wgmma<Element, true, 128>::rs(output + n / 2, p[k], b, 1);
         } else {
           if (n + 128 <= C::kDim) {
-            Wgmma<Element, true, 128>::rs(output + n / 2, probabilities[k], b, 1);
+            Wgmma<Element, true, 128>::rs(output + n / 2, p[k], b, 1);
           } else {
-            if constexpr (C::kDim % 128 >= 64) Wgmma<Element, true, 64>::rs(output + n / 2, probabilities[k], b, 1);
+            if constexpr (C::kDim % 128 >= 64) Wgmma<Element, true, 64>::rs(output + n / 2, p[k], b, 1);
             if constexpr (C::kDim % 64 == 32) {
               constexpr int kSkip = C::kDim % 128 >= 64 ? 64 : 0;
-              Wgmma<Element, true, 32>::rs(output + (n + kSkip) / 2, probabilities[k],
-                                           b + (kSkip / 64) * (kTileBytes / 16), 1);
+              Wgmma<Element, true, 32>::rs(output + (n + kSkip) / 2, p[k], b + (kSkip / 64) * (kTileBytes / 16), 1);
             }
           }
         }
       }
     }
-    wgmma_commit();
   }
 
   __device__ __forceinline__ uint32_t read_bits(const Entry& e) const {
     return e.code == 2 ? shared_read(shared + C::kBitmapAt + e.stage * C::kBitmapBytes + bitmap_offset) : 0xffffffffu;
   }
 
-  __device__ __forceinline__ void mask_scores(const Entry& e, uint32_t bits) {
+  __device__ __forceinline__ void mask_scores(float* s, const Entry& e, uint32_t bits) {
     if (e.code == 2) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) scores[i] = (bits & (1u << i)) != 0 ? scores[i] : -INFINITY;
+      for (int i = 0; i < 32; ++i) s[i] = (bits & (1u << i)) != 0 ? s[i] : -INFINITY;
     }
     const int keys = a.seq_kv - e.column * kKeys;
     if (keys < kKeys) {
       const int column = 2 * (lane % 4);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        if (8 * (i / 4) + column + (i & 1) >= keys) scores[i] = -INFINITY;
+        if (8 * (i / 4) + column + (i & 1) >= keys) s[i] = -INFINITY;
       }
     }
   }
 
+  template <int kTiles>
   __device__ __forceinline__ void pack_probabilities() {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k < 4 * kTiles; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         probabilities[k][i] = pack<Element>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
@@ -449,46 +460,104 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void walk() {
-    Entry entry;
-    if (!next(entry)) return;
-    float correction[2] = {1.0f, 1.0f};
-    uint32_t bits = read_bits(entry);
+  __device__ __forceinline__ void rescale(const float (&correction)[2]) {
+#pragma unroll
+    for (int i = 0; i < C::kDim / 2; ++i) output[i] *= correction[(i / 2) & 1];
+  }
+
+  // Tiles with none before them in flight: their probabilities are ready afterwards.
+  template <int kTiles>
+  __device__ __forceinline__ void first_step(const Entry (&e)[kSpan]) {
+    float correction[2];
+    uint32_t bits[kTiles];
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) bits[i] = read_bits(e[i]);
     wgmma_fence();
-    issue_scores(entry.stage);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) issue_scores(scores + 32 * i, e[i].stage);
+    wgmma_commit();
     wgmma_wait<0>();
     pin(scores);
-    mask_scores(entry, bits);
-    soften(scores, a.scale_log2, rows, correction);
-    pack_probabilities();
-    int previous = entry.stage;
-    while (next(entry)) {
-      wgmma_fence();
-      pin(scores);
-      pin(output);
-      issue_scores(entry.stage);
-      issue_output(previous);
-      bits = read_bits(entry);
-      wgmma_wait<1>();
-      pin(scores);
-      mask_scores(entry, bits);
-      const bool rescale = soften(scores, a.scale_log2, rows, correction);
-      wgmma_wait<0>();
-      pin(output);
-      release(previous);
-      if (rescale) {
 #pragma unroll
-        for (int i = 0; i < C::kDim / 2; ++i) output[i] *= correction[(i / 2) & 1];
-      }
-      pack_probabilities();
-      previous = entry.stage;
-    }
+    for (int i = 0; i < kTiles; ++i) mask_scores(scores + 32 * i, e[i], bits[i]);
+    if (soften<kTiles>(scores, a.scale_log2, rows, correction)) rescale(correction);
+    pack_probabilities<kTiles>();
+  }
+
+  // Scores of the next kTiles tiles; their softmax runs beside the output product of the kSpan tiles before them.
+  template <int kTiles>
+  __device__ __forceinline__ void step(const Entry (&e)[kSpan], const Entry (&before)[kSpan]) {
     wgmma_fence();
+    pin(scores);
     pin(output);
-    issue_output(previous);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) issue_scores(scores + 32 * i, e[i].stage);
+    wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < kSpan; ++i) issue_output(probabilities + 4 * i, before[i].stage);
+    wgmma_commit();
+    uint32_t bits[kTiles];
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) bits[i] = read_bits(e[i]);
+    wgmma_wait<1>();
+    pin(scores);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) mask_scores(scores + 32 * i, e[i], bits[i]);
+    float correction[2];
+    const bool raised = soften<kTiles>(scores, a.scale_log2, rows, correction);
     wgmma_wait<0>();
     pin(output);
-    release(previous);
+#pragma unroll
+    for (int i = 0; i < kSpan; ++i) release(before[i].stage);
+    if (raised) rescale(correction);
+    pack_probabilities<kTiles>();
+  }
+
+  template <int kTiles>
+  __device__ __forceinline__ void last_step(const Entry (&e)[kSpan]) {
+    wgmma_fence();
+    pin(output);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) issue_output(probabilities + 4 * i, e[i].stage);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(output);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) release(e[i].stage);
+  }
+
+  // Takes up to kSpan tiles without waiting at or past `floor`; how many.
+  __device__ __forceinline__ int take(Entry (&e)[kSpan], int floor) {
+    if (!next(e[0], floor)) return 0;
+    if (kSpan == 2 && !next(e[kSpan - 1], max(floor, reach(e[0])))) return 1;
+    return kSpan;
+  }
+
+  __device__ __forceinline__ void walk() {
+    Entry e[kSpan], before[kSpan];
+    while (remaining > 0) {
+      int taken = take(e, 0);
+      if (taken == 0) return;
+      if (taken < kSpan) {
+        first_step<1>(e);
+        last_step<1>(e);
+        continue;
+      }
+      first_step<kSpan>(e);
+      for (;;) {
+#pragma unroll
+        for (int i = 0; i < kSpan; ++i) before[i] = e[i];
+        taken = take(e, reach(before[0]));
+        if (taken < kSpan) break;
+        step<kSpan>(e, before);
+      }
+      if (kSpan == 1 || taken == 0) {
+        last_step<kSpan>(before);
+      } else {
+        step<1>(e, before);
+        last_step<1>(e);
+      }
+    }
   }
 
   // Adds the other warpgroups' partial results for the same rows to warpgroup 0's, through the output buffer.
