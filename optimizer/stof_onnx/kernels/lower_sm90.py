@@ -1,8 +1,8 @@
 """Lowering of a mask for the Hopper kernel: groups of 64-row bands that share their key tiles.
 
-A group is up to `bands` neighbouring bands (one a warpgroup) with the union of their 64 x 64 tile lists, so each tile is
-loaded once for all of them. A band whose list is much longer than the others' (a global row) becomes a *split* group of its own:
-all warpgroups take its tiles in turn. Arrays keep the names of docs/mask_format.md, with groups for rows:
+A group is up to `bands` neighbouring bands (one a warpgroup) with the union of their 64 x 64 tile lists, so each tile
+is loaded once for all of them. A band whose list is much longer than the others' (a global row) becomes a *split* group
+of its own: all warpgroups take its tiles in turn. Arrays keep the names of docs/mask_format.md, with groups for rows:
 
     row_order[m, g]    first band | number of bands << 20 | split << 23; groups lie in the order in which to run them
     full_col_idx       key tiles that are full for every band of the group
@@ -56,8 +56,9 @@ def lower_grouped(mask: EncodedMask, bands: int, split_ratio: float = 3.0, where
 
     Args:
         mask: in any tiles.
-        bands: 2 or 3.
-        split_ratio: a band is split when its list is this many times as long as the median of its mask, and longer than 8.
+        bands: 2, 3 or 4: warpgroups of the kernel.
+        split_ratio: a band is split when its list is more than this many times as long as its mask's median, and
+            longer than 8.
         where: the node, for messages.
 
     Raises:
