@@ -88,7 +88,7 @@ bool positive_strides(const TensorView& view, const AttentionParams& p, int head
 const char* attention_block_sm90_unsupported(const AttentionParams& p) {
   if (p.dtype == DType::kF32) return "the Hopper kernel takes fp16 and bf16 only";
   if (p.bias_kind != BiasKind::kNone) return "the Hopper kernel takes no bias";
-  if (p.kv_kind != KvKind::kNone) return "the Hopper kernel takes no run-time key mask";
+  if (p.kv_kind == KvKind::kMask) return "the Hopper kernel takes no run-time key mask, only lengths";
   if (p.softcap != 0.0f) return "the Hopper kernel has no softcap";
   if (!(p.scale > 0.0f)) return "the Hopper kernel needs a positive scale";
   if (p.masked_row != MaskedRow::kZero && p.masked_row != MaskedRow::kNan) {
@@ -157,6 +157,7 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
   args.heads_per_chunk = static_cast<int>(std::min<int64_t>(kv_heads * args.heads_per_kv, int64_t{p.batch} * p.heads));
   args.scale_log2 = p.scale * 1.44269504088896340736f;
   args.empty_value = p.masked_row == MaskedRow::kNan ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+  args.kv_length = p.kv_kind == KvKind::kLength ? p.kv : nullptr;
   args.counter = nullptr;
 
   int device, multiprocessors;

@@ -39,9 +39,10 @@ struct Args {
   int32_t index_b, index_h, n_masks, groups, n_full, n_part, split_groups;
   int32_t batch, heads, heads_per_kv, seq_q, seq_kv;
   int32_t items, heads_per_chunk;
-  int32_t* counter;   // zeroed; null: items are dealt out statically
-  float scale_log2;   // scale * log2(e), positive
-  float empty_value;  // what a row without keys yields
+  const int32_t* kv_length;  // [batch]; null: every key is there
+  int32_t* counter;          // zeroed; null: items are dealt out statically
+  float scale_log2;          // scale * log2(e), positive
+  float empty_value;         // what a row without keys yields
 };
 
 // kPair: a warpgroup takes two tiles of its list at a time, which halves what each costs beside its elements.
@@ -195,12 +196,13 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
     const int bands = min((order >> 20) & 7, C::kWarpgroups);
     const bool split = (order >> 23) & 1;
     const int count = full_count + part_count;
+    const int keys = a.kv_length == nullptr ? a.seq_kv : clamp_index(a.kv_length[item.batch_index], 0, a.seq_kv);
     if (bands > 0 && band * kBand < a.seq_q) {
       barrier_wait(shared + C::kQueryEmptyAt + 8 * query.stage, query.phase ^ 1);
       if (lane == 0) {
         const uint32_t header = shared + C::kHeaderAt + 32 * query.stage;
         shared_write4(header, make_int4(count, band, bands | (split ? 8 : 0), item.head));
-        shared_write(header + 16, item.batch_index);
+        shared_write4(header + 16, make_int4(item.batch_index, keys, 0, 0));
         const uint32_t full = shared + C::kQueryFullAt + 8 * query.stage;
         barrier_arrive_expect(full, C::kWarpgroups * C::kBandBytes);
         for (int w = 0; w < C::kWarpgroups; ++w) {
@@ -231,7 +233,7 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
             codes = (codes & 3) << (2 * turn);
             turn = turn + 1 == C::kWarpgroups ? 0 : turn + 1;
           }
-          if (column >= (a.seq_kv + kKeys - 1) / kKeys) codes = 0;
+          if (column * kKeys >= keys) codes = 0;
           barrier_wait(shared + C::kEmptyAt + 8 * ring.stage, ring.phase ^ 1);
           if (lane == 0) {
             const uint32_t full = shared + C::kFullAt + 8 * ring.stage;
@@ -348,7 +350,7 @@ struct Consumer {
   const uint32_t shared;
   const int warpgroup, warp, lane;
   Ring<C::kStages> ring;
-  int remaining = 0, code_shift = 0;
+  int remaining = 0, keys = 0, code_shift = 0;
   uint32_t bitmap_offset = 0, query_at = 0;
 
   static constexpr int kSpan = C::kPair ? 2 : 1;
@@ -439,12 +441,12 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = (bits & (1u << i)) != 0 ? s[i] : -INFINITY;
     }
-    const int keys = a.seq_kv - e.column * kKeys;
-    if (keys < kKeys) {
+    const int here = keys - e.column * kKeys;
+    if (here < kKeys) {
       const int column = 2 * (lane % 4);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        if (8 * (i / 4) + column + (i & 1) >= keys) s[i] = -INFINITY;
+        if (8 * (i / 4) + column + (i & 1) >= here) s[i] = -INFINITY;
       }
     }
   }
@@ -634,7 +636,9 @@ struct Consumer {
     for (;;) {
       barrier_wait(shared + C::kQueryFullAt + 8 * items.stage, items.phase);
       const int4 header = shared_read4(shared + C::kHeaderAt + 32 * items.stage);
-      const int batch_index = shared_read(shared + C::kHeaderAt + 32 * items.stage + 16);
+      const int4 more = shared_read4(shared + C::kHeaderAt + 32 * items.stage + 16);
+      const int batch_index = more.x;
+      keys = more.y;
       const uint32_t query_empty = shared + C::kQueryEmptyAt + 8 * items.stage;
       query_at = shared + C::kQueryAt + (items.stage * C::kWarpgroups + warpgroup) * C::kBandBytes;
       items.advance();
