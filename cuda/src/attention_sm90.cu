@@ -51,27 +51,37 @@ cudaError_t launch(const Args& args, int blocks, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+template <class Element, int kDim, int kWarpgroups>
+cudaError_t launch_order(const Args& args, int variant, int blocks, cudaStream_t stream) {
+  using sm90::Order;
+  switch (variant) {
+    case 3: return launch<sm90::Config<Element, kDim, kWarpgroups, false, Order::kTurns>>(args, blocks, stream);
+    case 4: return launch<sm90::Config<Element, kDim, kWarpgroups, false, Order::kLock>>(args, blocks, stream);
+    case 5: return launch<sm90::Config<Element, kDim, kWarpgroups, false, Order::kStagger>>(args, blocks, stream);
+    default: return launch<sm90::Config<Element, kDim, kWarpgroups>>(args, blocks, stream);
+  }
+}
+
 template <class Element, int kDim>
-cudaError_t launch_dim(const Args& args, int warpgroups, bool pair, int blocks, cudaStream_t stream) {
+cudaError_t launch_dim(const Args& args, int warpgroups, int variant, int blocks, cudaStream_t stream) {
   if constexpr (kDim <= 64) {
-    if (warpgroups == 3 && pair) return launch<sm90::Config<Element, kDim, 3, true>>(args, blocks, stream);
-    if (warpgroups == 3) return launch<sm90::Config<Element, kDim, 3>>(args, blocks, stream);
-    if (warpgroups == 4) return launch<sm90::Config<Element, kDim, 4>>(args, blocks, stream);
+    if (warpgroups == 3) return launch_order<Element, kDim, 3>(args, variant, blocks, stream);
+    if (warpgroups == 4) return launch_order<Element, kDim, 4>(args, variant, blocks, stream);
   }
   if constexpr (kDim <= 128) {
-    if (warpgroups == 2 && pair) return launch<sm90::Config<Element, kDim, 2, true>>(args, blocks, stream);
+    if (warpgroups == 2 && variant == 7) return launch<sm90::Config<Element, kDim, 2, true, sm90::Order::kLock>>(args, blocks, stream);
   }
-  return warpgroups == 2 ? launch<sm90::Config<Element, kDim, 2>>(args, blocks, stream) : cudaErrorInvalidValue;
+  return warpgroups == 2 ? launch_order<Element, kDim, 2>(args, variant, blocks, stream) : cudaErrorInvalidValue;
 }
 
 template <class Element>
-cudaError_t launch_type(const Args& args, int dim, int warpgroups, bool pair, int blocks, cudaStream_t stream) {
-  if (dim <= 32) return launch_dim<Element, 32>(args, warpgroups, pair, blocks, stream);
-  if (dim <= 64) return launch_dim<Element, 64>(args, warpgroups, pair, blocks, stream);
-  if (dim <= 96) return launch_dim<Element, 96>(args, warpgroups, pair, blocks, stream);
-  if (dim <= 128) return launch_dim<Element, 128>(args, warpgroups, pair, blocks, stream);
-  if (dim <= 192) return launch_dim<Element, 192>(args, warpgroups, pair, blocks, stream);
-  return launch_dim<Element, 256>(args, warpgroups, pair, blocks, stream);
+cudaError_t launch_type(const Args& args, int dim, int warpgroups, int variant, int blocks, cudaStream_t stream) {
+  if (dim <= 32) return launch_dim<Element, 32>(args, warpgroups, variant, blocks, stream);
+  if (dim <= 64) return launch_dim<Element, 64>(args, warpgroups, variant, blocks, stream);
+  if (dim <= 96) return launch_dim<Element, 96>(args, warpgroups, variant, blocks, stream);
+  if (dim <= 128) return launch_dim<Element, 128>(args, warpgroups, variant, blocks, stream);
+  if (dim <= 192) return launch_dim<Element, 192>(args, warpgroups, variant, blocks, stream);
+  return launch_dim<Element, 256>(args, warpgroups, variant, blocks, stream);
 }
 
 bool aligned(const TensorView& view) {
@@ -146,6 +156,7 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
   args.n_full = m.n_full;
   args.n_part = m.n_part;
   args.split_groups = m.split_rows;
+  if (p.max_row_tiles == 2) args.split_groups = 0;
   args.batch = p.batch;
   args.heads = p.heads;
   args.heads_per_kv = p.heads / p.kv_heads;
@@ -173,9 +184,9 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
     if (error != cudaSuccess) return error;
   }
   const int dim = std::max(p.dim, p.v_dim), warpgroups = m.tile_m / sm90::kBand;
-  const bool pair = p.splits == 2;
-  return p.dtype == DType::kF16 ? launch_type<__half>(args, dim, warpgroups, pair, blocks, stream)
-                                : launch_type<__nv_bfloat16>(args, dim, warpgroups, pair, blocks, stream);
+  const int variant = p.splits;
+  return p.dtype == DType::kF16 ? launch_type<__half>(args, dim, warpgroups, variant, blocks, stream)
+                                : launch_type<__nv_bfloat16>(args, dim, warpgroups, variant, blocks, stream);
 }
 
 }  // namespace stof

@@ -46,12 +46,16 @@ struct Args {
 };
 
 // kPair: a warpgroup takes two tiles of its list at a time, which halves what each costs beside its elements.
-template <class Element_, int kDim_, int kWarpgroups_, bool kPair_ = false>
+// How warpgroups share the tensor cores. Left alone they run in step: all in their products, then all in their softmax.
+enum class Order { kFree, kTurns, kLock, kStagger };
+
+template <class Element_, int kDim_, int kWarpgroups_, bool kPair_ = false, Order kOrder_ = Order::kFree>
 struct Config {
   using Element = Element_;
   static constexpr int kDim = kDim_;  // both head sizes, rounded up; the tensor maps zero-fill
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr bool kPair = kPair_;
+  static constexpr Order kOrder = kOrder_;
   static constexpr int kTiles = (kDim + kColumns - 1) / kColumns;
   static constexpr bool kQueryInRegisters = kDim <= 128 && (kPair ? kWarpgroups < 3 : kWarpgroups < 4);
   static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
@@ -81,7 +85,8 @@ struct Config {
   static constexpr int kQueryEmptyAt = kQueryFullAt + 16;
   static constexpr int kHeaderAt = kQueryEmptyAt + 16;         // 8 words each
   static constexpr int kInfoAt = kHeaderAt + 64;               // a word a stage
-  static constexpr int kSharedBytes = kInfoAt + 4 * kStages + 1024;
+  static constexpr int kLockAt = kInfoAt + 4 * kStages;
+  static constexpr int kSharedBytes = kLockAt + 4 + 1024;
   static_assert(kStages >= 2 && kSharedBytes <= kSharedLimit);
 };
 
@@ -384,9 +389,44 @@ struct Consumer {
       ring.advance();
       if (e.code != 0) return true;
       __syncwarp();
+      if constexpr (C::kOrder == Order::kTurns) {
+        await_turn();
+        pass_turn();
+      }
       release(e.stage);
     }
     return false;
+  }
+
+  static constexpr int kTurnBarrier = 8, kLockBarrier = 12;
+  __device__ __forceinline__ void pass_turn() const {
+    named_barrier_arrive(kTurnBarrier + (warpgroup + 1 == C::kWarpgroups ? 0 : warpgroup + 1), 256);
+  }
+  __device__ __forceinline__ void await_turn() const { named_barrier_sync(kTurnBarrier + warpgroup, 256); }
+
+  __device__ __forceinline__ void acquire(bool stagger) const {
+    if constexpr (C::kOrder == Order::kTurns) await_turn();
+    if constexpr (C::kOrder == Order::kStagger) {
+      if (stagger) await_turn();
+    }
+    if constexpr (C::kOrder == Order::kLock) {
+      if (warp == 0 && lane == 0) {
+        uint32_t old = 1;
+        do {
+          asm volatile("atom.shared.cta.exch.b32 %0, [%1], 1;" : "=r"(old) : "r"(shared + C::kLockAt) : "memory");
+        } while (old != 0);
+      }
+      named_barrier_sync(kLockBarrier + warpgroup, 128);
+    }
+  }
+  __device__ __forceinline__ void release_order(bool stagger) const {
+    if constexpr (C::kOrder == Order::kTurns) pass_turn();
+    if constexpr (C::kOrder == Order::kStagger) {
+      if (stagger) pass_turn();
+    }
+    if constexpr (C::kOrder == Order::kLock) {
+      if (warp == 0 && lane == 0) shared_write(shared + C::kLockAt, 0);
+    }
   }
 
   // How far this warpgroup may look ahead while it holds `e`: a tile further on needs the very place in the ring that `e` occupies,
@@ -469,15 +509,17 @@ struct Consumer {
 
   // Tiles with none before them in flight: their probabilities are ready afterwards.
   template <int kTiles>
-  __device__ __forceinline__ void first_step(const Entry (&e)[kSpan]) {
+  __device__ __forceinline__ void first_step(const Entry (&e)[kSpan], bool stagger) {
     float correction[2];
     uint32_t bits[kTiles];
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) bits[i] = read_bits(e[i]);
+    acquire(stagger);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) issue_scores(scores + 32 * i, e[i].stage);
     wgmma_commit();
+    release_order(stagger);
     wgmma_wait<0>();
     pin(scores);
 #pragma unroll
@@ -489,6 +531,7 @@ struct Consumer {
   // Scores of the next kTiles tiles; their softmax runs beside the output product of the kSpan tiles before them.
   template <int kTiles>
   __device__ __forceinline__ void step(const Entry (&e)[kSpan], const Entry (&before)[kSpan]) {
+    acquire(false);
     wgmma_fence();
     pin(scores);
     pin(output);
@@ -498,6 +541,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kSpan; ++i) issue_output(probabilities + 4 * i, before[i].stage);
     wgmma_commit();
+    release_order(false);
     uint32_t bits[kTiles];
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) bits[i] = read_bits(e[i]);
@@ -537,15 +581,18 @@ struct Consumer {
 
   __device__ __forceinline__ void walk() {
     Entry e[kSpan], before[kSpan];
+    bool stagger = true;
     while (remaining > 0) {
       int taken = take(e, 0);
-      if (taken == 0) return;
+      if (taken == 0) break;
       if (taken < kSpan) {
-        first_step<1>(e);
+        first_step<1>(e, stagger);
+        stagger = false;
         last_step<1>(e);
         continue;
       }
-      first_step<kSpan>(e);
+      first_step<kSpan>(e, stagger);
+      stagger = false;
       for (;;) {
 #pragma unroll
         for (int i = 0; i < kSpan; ++i) before[i] = e[i];
@@ -558,6 +605,12 @@ struct Consumer {
       } else {
         step<1>(e, before);
         last_step<1>(e);
+      }
+    }
+    if constexpr (C::kOrder == Order::kStagger) {
+      if (stagger) {
+        await_turn();
+        pass_turn();
       }
     }
   }
@@ -633,6 +686,9 @@ struct Consumer {
     const int row = warp * 16 + lane % 16;
     const uint32_t matrix_offset = row * 128 + (((lane / 16) ^ (lane % 8)) * 16);
     Ring<C::kQueryStages> items;
+    if constexpr (C::kOrder == Order::kTurns || C::kOrder == Order::kStagger) {
+      if (warpgroup + 1 == C::kWarpgroups) pass_turn();  // the first turn is warpgroup 0's
+    }
     for (;;) {
       barrier_wait(shared + C::kQueryFullAt + 8 * items.stage, items.phase);
       const int4 header = shared_read4(shared + C::kHeaderAt + 32 * items.stage);
@@ -695,6 +751,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_block_sm90_kernel(co
       barrier_init(shared + C::kQueryFullAt + 8 * s, 1);
       barrier_init(shared + C::kQueryEmptyAt + 8 * s, 4 * C::kWarpgroups);
     }
+    if (C::kOrder == Order::kLock) shared_write(shared + C::kLockAt, 0);
     barrier_init_fence();
     prefetch_map(&args.q);
     prefetch_map(&args.k);
