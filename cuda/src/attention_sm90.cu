@@ -51,37 +51,23 @@ cudaError_t launch(const Args& args, int blocks, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class Element, int kDim, int kWarpgroups>
-cudaError_t launch_order(const Args& args, int variant, int blocks, cudaStream_t stream) {
-  using sm90::Order;
-  switch (variant) {
-    case 3: return launch<sm90::Config<Element, kDim, kWarpgroups, false, Order::kTurns>>(args, blocks, stream);
-    case 4: return launch<sm90::Config<Element, kDim, kWarpgroups, false, Order::kLock>>(args, blocks, stream);
-    case 5: return launch<sm90::Config<Element, kDim, kWarpgroups, false, Order::kStagger>>(args, blocks, stream);
-    default: return launch<sm90::Config<Element, kDim, kWarpgroups>>(args, blocks, stream);
-  }
-}
-
 template <class Element, int kDim>
-cudaError_t launch_dim(const Args& args, int warpgroups, int variant, int blocks, cudaStream_t stream) {
+cudaError_t launch_dim(const Args& args, int warpgroups, int blocks, cudaStream_t stream) {
   if constexpr (kDim <= 64) {
-    if (warpgroups == 3) return launch_order<Element, kDim, 3>(args, variant, blocks, stream);
-    if (warpgroups == 4) return launch_order<Element, kDim, 4>(args, variant, blocks, stream);
+    if (warpgroups == 3) return launch<sm90::Config<Element, kDim, 3>>(args, blocks, stream);
+    if (warpgroups == 4) return launch<sm90::Config<Element, kDim, 4>>(args, blocks, stream);
   }
-  if constexpr (kDim <= 128) {
-    if (warpgroups == 2 && variant == 7) return launch<sm90::Config<Element, kDim, 2, true, sm90::Order::kLock>>(args, blocks, stream);
-  }
-  return warpgroups == 2 ? launch_order<Element, kDim, 2>(args, variant, blocks, stream) : cudaErrorInvalidValue;
+  return warpgroups == 2 ? launch<sm90::Config<Element, kDim, 2>>(args, blocks, stream) : cudaErrorInvalidValue;
 }
 
 template <class Element>
-cudaError_t launch_type(const Args& args, int dim, int warpgroups, int variant, int blocks, cudaStream_t stream) {
-  if (dim <= 32) return launch_dim<Element, 32>(args, warpgroups, variant, blocks, stream);
-  if (dim <= 64) return launch_dim<Element, 64>(args, warpgroups, variant, blocks, stream);
-  if (dim <= 96) return launch_dim<Element, 96>(args, warpgroups, variant, blocks, stream);
-  if (dim <= 128) return launch_dim<Element, 128>(args, warpgroups, variant, blocks, stream);
-  if (dim <= 192) return launch_dim<Element, 192>(args, warpgroups, variant, blocks, stream);
-  return launch_dim<Element, 256>(args, warpgroups, variant, blocks, stream);
+cudaError_t launch_type(const Args& args, int dim, int warpgroups, int blocks, cudaStream_t stream) {
+  if (dim <= 32) return launch_dim<Element, 32>(args, warpgroups, blocks, stream);
+  if (dim <= 64) return launch_dim<Element, 64>(args, warpgroups, blocks, stream);
+  if (dim <= 96) return launch_dim<Element, 96>(args, warpgroups, blocks, stream);
+  if (dim <= 128) return launch_dim<Element, 128>(args, warpgroups, blocks, stream);
+  if (dim <= 192) return launch_dim<Element, 192>(args, warpgroups, blocks, stream);
+  return launch_dim<Element, 256>(args, warpgroups, blocks, stream);
 }
 
 bool aligned(const TensorView& view) {
@@ -141,7 +127,14 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
       !make_map(&args.o, p, p.o, p.v_dim, p.seq_q, p.heads, 16)) {
     return cudaErrorInvalidValue;
   }
+  int device, multiprocessors;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return error;
   const MaskView& m = p.mask;
+  const int dim = std::max(p.dim, p.v_dim), warpgroups = m.tile_m / sm90::kBand;
   args.full_row_ptr = m.full_row_ptr;
   args.full_col_idx = m.full_col_idx;
   args.part_row_ptr = m.part_row_ptr;
@@ -155,8 +148,6 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
   args.groups = m.rows;
   args.n_full = m.n_full;
   args.n_part = m.n_part;
-  args.split_groups = m.split_rows;
-  if (p.max_row_tiles == 2) args.split_groups = 0;
   args.batch = p.batch;
   args.heads = p.heads;
   args.heads_per_kv = p.heads / p.kv_heads;
@@ -166,27 +157,24 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
   const int64_t bytes_per_head = int64_t{2} * p.seq_kv * (p.dim + p.v_dim);
   const int64_t kv_heads = std::max<int64_t>(1, kCacheBytes / bytes_per_head);
   args.heads_per_chunk = static_cast<int>(std::min<int64_t>(kv_heads * args.heads_per_kv, int64_t{p.batch} * p.heads));
+  // Long groups of all heads lead, unless a chunk of heads takes longer than one of them: then they run beside the rest of their
+  // head, whose K and V they leave in the cache.
+  const int64_t chunk_entries = int64_t{args.heads_per_chunk} * (m.n_full + m.n_part) / m.n_masks;
+  const bool within_chunk = p.max_row_tiles * int64_t{multiprocessors} <= chunk_entries * warpgroups;
+  args.split_groups = within_chunk ? 0 : m.split_rows;
   args.scale_log2 = p.scale * 1.44269504088896340736f;
   args.empty_value = p.masked_row == MaskedRow::kNan ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
   args.kv_length = p.kv_kind == KvKind::kLength ? p.kv : nullptr;
   args.counter = nullptr;
 
-  int device, multiprocessors;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error != cudaSuccess) return error;
   const int blocks = std::min(multiprocessors, args.items);
   if (p.workspace != nullptr && p.workspace_bytes >= sizeof(int) && args.items > blocks) {
     args.counter = static_cast<int*>(p.workspace);
     error = cudaMemsetAsync(args.counter, 0, sizeof(int), stream);
     if (error != cudaSuccess) return error;
   }
-  const int dim = std::max(p.dim, p.v_dim), warpgroups = m.tile_m / sm90::kBand;
-  const int variant = p.splits;
-  return p.dtype == DType::kF16 ? launch_type<__half>(args, dim, warpgroups, variant, blocks, stream)
-                                : launch_type<__nv_bfloat16>(args, dim, warpgroups, variant, blocks, stream);
+  return p.dtype == DType::kF16 ? launch_type<__half>(args, dim, warpgroups, blocks, stream)
+                                : launch_type<__nv_bfloat16>(args, dim, warpgroups, blocks, stream);
 }
 
 }  // namespace stof

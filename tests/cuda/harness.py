@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from stof_onnx.kernels import capi
 from stof_onnx.kernels.lower_mask import MaskConfig, lower_mask
+from stof_onnx.kernels.lower_sm90 import BAND, lower_grouped
 from stof_onnx.mask import EncodedMask, encode
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -149,6 +150,20 @@ def device_mask(
     return DeviceMask(view, arrays, lowered.stats.max_row_tiles)
 
 
+def grouped_device_mask(mask: EncodedMask, device: str = "cuda") -> DeviceMask:
+    """Lowered for the Hopper kernel; the tile's height says how many bands a group has."""
+    lowered = lower_grouped(mask, mask.tile_m // BAND)
+    arrays = {name: torch.from_numpy(np.array(a)).to(device) for name, a in lowered.arrays.items()}
+    index_b, index_h = lowered.arrays["mask_index"].shape
+    view = capi.MaskView(
+        **{name: a.data_ptr() for name, a in arrays.items()},
+        index_b=index_b, index_h=index_h, n_masks=lowered.n_masks, rows=lowered.groups, cols=lowered.cols,
+        n_full=lowered.n_full, n_part=lowered.n_part, tile_m=BAND * lowered.bands, tile_n=BAND,
+        split_rows=lowered.split_groups, bitmap_order=int(capi.BitmapOrder.FRAGMENTS),
+    )  # fmt: skip
+    return DeviceMask(view, arrays, lowered.max_group_tiles)
+
+
 def tensor_view(t: torch.Tensor) -> capi.TensorView:
     """Of a [B, H, S, D] view whose last axis is contiguous."""
     assert t.stride(3) == 1
@@ -209,7 +224,11 @@ class Inputs:
             self.k = self._tensor(case.kv_heads, case.seq_kv, case.dim, NAN_ROWS)
             self.v = self._tensor(case.kv_heads, case.seq_kv, case.v_dim, NAN_ROWS)
         static = allowed_matrix(case, self.rng)
-        self.mask = device_mask(encode(static, *case.tile), case.order, device)
+        encoded = encode(static, *case.tile)
+        if case.kernel == capi.Kernel.BLOCK_SM90:
+            self.mask = grouped_device_mask(encoded, device)
+        else:
+            self.mask = device_mask(encoded, case.order, device)
         allowed = torch.from_numpy(np.ascontiguousarray(static[:, :, : case.seq_q, : case.seq_kv])).to(device)
         self.allowed = allowed.expand(case.batch, -1, -1, -1)
         self.kv = self._key_padding()
@@ -271,7 +290,8 @@ class Inputs:
             softcap=case.softcap, mask=self.mask.view, masked_row=case.masked_row, kernel=case.kernel,
             splits=case.splits, max_row_tiles=self.mask.max_row_tiles,
         )  # fmt: skip
-        p.mask.split_rows = case.split_rows
+        if case.kernel != capi.Kernel.BLOCK_SM90:
+            p.mask.split_rows = case.split_rows
         if self.kv is not None:
             p.kv, p.kv_stride = self.kv.data_ptr(), case.seq_kv
             p.kv_kind = capi.KvKind.LENGTH if case.kv == "length" else capi.KvKind.MASK

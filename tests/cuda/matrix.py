@@ -206,6 +206,32 @@ def fuzz(count: int, seed: int) -> list[Case]:
     return cases
 
 
+def hopper() -> list[Case]:
+    """The sm_90 kernel: masks, head sizes, ragged and unequal lengths, layouts, GQA, run-time lengths, empty rows."""
+    kernel = Kernel.BLOCK_SM90
+    cases = []
+    masks, layouts = _cycle(MASKS), _cycle(("BHSD", "BSHD", "packed"))
+    for dtype, dim, bands in itertools.product(("f16", "bf16"), DIMS, (2, 3, 4)):
+        if bands == 2 or dim <= 64:
+            for seq in (65, 200, 1000):
+                cases.append(
+                    Case(
+                        next(masks), 2, 4, 2, seq, seq, dim, dim, dtype, next(layouts), (64 * bands, 64), kernel=kernel
+                    )
+                )
+    for bands, mask in itertools.product((2, 3, 4), MASKS):
+        tile = (64 * bands, 64)
+        for seq in (1, 63, 257, 2049):
+            cases.append(Case(mask, 1, 2, 1, seq, seq, 64, 64, "f16", tile=tile, kernel=kernel))
+        cases.append(Case(mask, 1, 2, 2, 130, 333, 64, 48, "bf16", "BSHD", tile, kernel=kernel))
+        cases.append(Case(mask, 3, 2, 2, 300, 300, 64, 64, "f16", tile=tile, kernel=kernel, kv="length"))
+        cases.append(Case(mask, 1, 2, 2, 200, 150, 64, 64, "f16", tile=tile, kernel=kernel, masked_row=MaskedRow.NAN))
+        cases.append(Case(mask, 1, 2, 2, 130, 150, 64, 64, tile=tile, kernel=kernel, encoded=(513, 700)))
+    for mask, (dim, v_dim) in itertools.product(MASKS, ((64, 128), (128, 64), (256, 192))):
+        cases.append(Case(mask, 2, 2, 1, 700, 700, dim, v_dim, "bf16", tile=(128, 64), kernel=kernel))
+    return cases
+
+
 GROUPS = {
     "exact": exact,
     "shapes": shapes,
@@ -213,6 +239,7 @@ GROUPS = {
     "fp32": fp32,
     "splits": splits,
     "row_wise": row_wise,
+    "hopper": hopper,
 }
 
 
@@ -249,3 +276,12 @@ def every_instance() -> list[Case]:
         )
     cases.append(Case("bigbird", 1, 1, 1, 257, 257, 64, 64, "f32", splits=3, split_rows=1))
     return cases
+
+
+def every_hopper_instance() -> list[Case]:
+    """Small cases that reach every sm_90 instance, for compute-sanitizer."""
+    return [
+        Case("longformer", 1, 2, 1, 1000, 1000, dim, dim, dtype, "BSHD", (64 * bands, 64), kernel=Kernel.BLOCK_SM90)
+        for dtype, dim, bands in itertools.product(("f16", "bf16"), (32, 64, 96, 128, 192, 256), (2, 3, 4))
+        if bands == 2 or dim <= 64
+    ]

@@ -20,7 +20,11 @@ from tests.cuda.harness import Inputs, case_seed, check, run
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
-    parser.add_argument("groups", nargs="+", help=f"{', '.join(matrix.GROUPS)}, fuzz:COUNT, every_instance (runs only)")
+    parser.add_argument(
+        "groups",
+        nargs="+",
+        help=f"{', '.join(matrix.GROUPS)}, fuzz:COUNT, every_instance, every_hopper_instance (run only)",
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--every", type=int, default=1, help="take each n-th case")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
@@ -32,14 +36,14 @@ def main() -> int:
         if name.startswith("fuzz:"):
             cases = matrix.fuzz(int(name[5:]), arguments.seed)
         else:
-            cases = matrix.every_instance() if name == "every_instance" else matrix.GROUPS[name]()
+            cases = getattr(matrix, name)() if name.startswith("every_") else matrix.GROUPS[name]()
         worst, done, began = 0.0, 0, time.time()
         for case in cases[:: arguments.every]:
             if time.time() - start > arguments.limit:
                 print("time is up", flush=True)
                 break
             try:
-                if name == "every_instance":
+                if name.startswith("every_"):
                     run(library, Inputs(case, case_seed(case, arguments.seed)), fresh_workspace=True)
                 else:
                     ours, theirs = check(library, case, arguments.seed)
