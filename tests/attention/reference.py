@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from stof_onnx.attention.match import find_attention
+from stof_onnx.attention.match import UNREADABLE, find_attention
 from stof_onnx.attention.types import AttentionMatch, BiasKind, KvKind, Layout, MaskedRow, Refusal
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import LoadedModel, load_model
@@ -48,7 +48,10 @@ def find(model: onnx.ModelProto | Path, folder: Path, shapes: tuple[str, ...] = 
     loaded = load_model(path)
     options = OptimizeOptions(shapes=parse_shapes(shapes), assume_no_empty_rows=assume)
     apply_shapes(loaded, options.shapes)
-    return Found(path, loaded, *find_attention(loaded, options))
+    found = Found(path, loaded, *find_attention(loaded, options))
+    for refusal in found.refusals:
+        assert not refusal.reason.startswith(UNREADABLE), refusal
+    return found
 
 
 def run(path: Path, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:

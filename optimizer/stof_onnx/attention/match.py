@@ -6,6 +6,7 @@ heads (where Q, K, V come from and how they lie), output, recover (what the mask
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from stof_onnx.graph.model import LoadedModel
     from stof_onnx.options import OptimizeOptions
 
+UNREADABLE = "the site can not be read"  # the start of a reason that is a bug of ours
+_log = logging.getLogger(__name__)
 _FLOATS = {"float16", "bfloat16", "float32"}
 
 
@@ -74,6 +77,9 @@ class _Finder:
         except _Reject as reject:
             blamed = reject.node if reject.node is not None else node
             return Refusal(reject.reason, (node_label(blamed),), node_label(node))
+        except Exception as error:  # a graph nobody thought of must not stop the others from being replaced
+            _log.warning("reading the attention at %s failed", node_label(node), exc_info=True)
+            return Refusal(f"{UNREADABLE} ({type(error).__name__}: {error})", (node_label(node),), node_label(node))
 
     def _absorbed(self, match: AttentionMatch) -> AttentionMatch:
         """Transposes and expanded K/V around an operator that is an attention by itself."""
