@@ -391,3 +391,42 @@ def test_mask_cast_to_half_before_the_softmax(tmp_path, rng):
     attention(g, terms=terms, probabilities=lambda g, x: g.add("Cast", x, to=1))
     found = find(g.model(), tmp_path)
     assert found.only.masked_row is MaskedRow.NAN
+
+
+def zero_rows(mask: str) -> Steps:
+    """Where(ReduceMax(mask) == -inf, 0, p), as newer releases of ONNX define Attention."""
+
+    def step(g: Graph, x: str) -> str:
+        largest = g.add("ReduceMax", mask, g.ints(-1))
+        return g.add("Where", g.add("Equal", largest, g.const(-np.inf)), g.const(0.0), x)
+
+    return step
+
+
+def test_rows_zeroed_by_a_test_of_the_mask(tmp_path, rng):
+    g = Graph()
+    mask = g.const(np.where(EMPTY, 0, -np.inf))
+    attention(g, terms=lambda g, x: g.add("Add", x, mask), probabilities=zero_rows(mask))
+    model = g.model()
+    found = find(model, tmp_path)
+    assert found.only.masked_row is MaskedRow.ZERO
+    check(found, feeds(model, rng))
+
+
+def test_rows_zeroed_by_a_test_of_a_run_time_mask(tmp_path, rng):
+    g = Graph()
+    mask = g.input("mask", [2, 1, 9, 9])
+    attention(g, terms=lambda g, x: g.add("Add", x, mask), probabilities=zero_rows(mask))
+    model = g.model()
+    found = find(model, tmp_path)
+    assert found.only.masked_row is MaskedRow.ZERO
+    inputs = feeds(model, rng)
+    inputs["mask"][1, 0, 4] = -np.inf
+    check(found, inputs)
+
+
+def test_rows_zeroed_by_another_test_are_refused(tmp_path):
+    g = Graph()
+    mask, other = g.const(np.where(EMPTY, 0, -np.inf)), g.const(np.where(CAUSAL, 0, -np.inf))
+    attention(g, terms=lambda g, x: g.add("Add", x, mask), probabilities=zero_rows(other))
+    assert "set to 0" in find(g.model(), tmp_path).refused.reason

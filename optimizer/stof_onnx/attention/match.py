@@ -157,6 +157,11 @@ class _Finder:
         probe_sizes = tuple(_sizes(self._probe_shape(core, p), q, p) for p in self.probes)
         if q.seq == 1 and all(s[2] == 1 for s in probe_sizes):
             raise _Reject("one query at a time (decoding) is left to the runtime", softmax)
+        masks = [t for t in scores.terms if t.kind != "cast"]
+        if values.row_guard is not None and not (
+            len(masks) == 1 and masks[0].kind == "add" and masks[0].tensor is values.row_guard and not masks[0].negate
+        ):
+            raise _Reject("rows are set to 0 by a test of something else than the mask", values.nodes[0])
         softmax_dtype = self.main.dtype(softmax.inputs[0])
         core_dtype = self.main.dtype(core)
         assert softmax_dtype is not None and core_dtype is not None
@@ -165,7 +170,7 @@ class _Finder:
             *sizes,
             dtype=core_dtype,
             softmax_dtype=softmax_dtype,
-            nan_guard=values.nan_guard,
+            nan_guard=values.nan_guard or values.row_guard is not None,
             assume_no_empty_rows=self.assume,
             probe_sizes=probe_sizes,
         )

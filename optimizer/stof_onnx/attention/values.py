@@ -1,7 +1,8 @@
 """From the softmax down to probabilities @ V.
 
 Contract: between the softmax and the product there are only nodes that leave the probabilities as they are (Cast,
-Identity, Dropout, reshapes of leading axes) or turn NaN into 0; nothing else reads them.
+Identity, Dropout, reshapes of leading axes), turn NaN into 0, or set rows to 0 that an added term hides; nothing else
+reads them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Values:
     nodes: tuple[gs.Node, ...]
     tensors: tuple[gs.Tensor, ...]
     nan_guard: bool  # NaN becomes 0
+    row_guard: gs.Tensor | None  # rows in which this added term is -inf everywhere become 0
 
 
 def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Values | Stop:
@@ -39,6 +41,7 @@ def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Va
     nodes: list[gs.Node] = []
     tensors: list[gs.Tensor] = []
     guard = False
+    row_guard: gs.Tensor | None = None
     while True:
         if id(tensor) in graph_outputs:
             return Stop("the probabilities are an output of the graph", tensor.inputs[0])
@@ -48,6 +51,13 @@ def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Va
             nodes += guarded
             tensors += [tensor, guarded[0].outputs[0]]
             tensor, guard = guarded[-1].outputs[0], True
+            continue
+        zeroed = _row_guard(tensor, data, folder)
+        if zeroed is not None and row_guard is None:
+            node, row_guard = zeroed
+            nodes.append(node)
+            tensors.append(tensor)
+            tensor = node.outputs[0]
             continue
         if len(data) != 1:
             return Stop("the probabilities have another consumer", data[1] if len(data) > 1 else softmax)
@@ -78,7 +88,7 @@ def read_values(softmax: gs.Node, graph_outputs: set[int], folder: Folder) -> Va
         return Stop(f"{node.op} does not sum over the keys", node)
     if isinstance(product.right, gs.Constant):
         return Stop("the values are a constant", node)
-    return Values(product, tuple(nodes), tuple(tensors), guard)
+    return Values(product, tuple(nodes), tuple(tensors), guard, row_guard)
 
 
 def reaches_product(softmax: gs.Node, limit: int = 12) -> bool:
@@ -108,3 +118,20 @@ def _nan_guard(tensor: gs.Tensor, folder: Folder) -> list[gs.Node] | None:
     if len(flag.outputs) != 1 or choice.inputs[0] is not flag or choice.inputs[2] is not tensor:
         return None
     return [test, choice] if folder.scalar(choice.inputs[1]) == 0 else None
+
+
+def _row_guard(tensor: gs.Tensor, data: list[gs.Node], folder: Folder) -> tuple[gs.Node, gs.Tensor] | None:
+    """Where(ReduceMax(term over keys) == -inf, 0, tensor), as ONNX defines Attention: the Where and the term."""
+    if len(data) != 1 or data[0].op != "Where" or not is_standard(data[0]):
+        return None
+    condition, zero, kept = data[0].inputs
+    if kept is not tensor or folder.scalar(zero) != 0 or not condition.inputs or condition.inputs[0].op != "Equal":
+        return None
+    for largest, lowest in (condition.inputs[0].inputs, reversed(condition.inputs[0].inputs)):
+        if folder.scalar(lowest) != -np.inf or not largest.inputs or largest.inputs[0].op != "ReduceMax":
+            continue
+        node = largest.inputs[0]
+        before, after = folder.shape(node.inputs[0]), folder.shape(largest)
+        if before is not None and after == (*before[:-1], 1) and before[-1] > 1:
+            return data[0], node.inputs[0]
+    return None
