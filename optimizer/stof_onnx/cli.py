@@ -78,11 +78,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _export(arguments: list[str]) -> int:
     """Hands over to the exporters of `models/`, which need torch and transformers."""
     try:
-        exporters = import_module("stof_models.cli")
+        return int(import_module("stof_models.cli").main(arguments) or 0)
     except ImportError as error:
         advice = "pip install 'stof-onnx[models]'"
         raise StofError(f"exporting models needs {error.name or error}", "export", advice) from error
-    return int(exporters.main(arguments) or 0)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -151,9 +151,11 @@ def test_version_and_help(capsys: Captured) -> None:
 
 
 def test_export_without_torch_names_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stof_models.cli", None)
-    assert cli.main(["export", "bert"]) == 2
-    assert "stof-onnx[models]" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [n for n in sys.modules if n.startswith("stof_models")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert cli.main(["export", "bert", "-o", "never.onnx"]) == 2
+    assert "needs torch" in (message := capsys.readouterr().err) and "stof-onnx[models]" in message
 
 
 def test_unexpected_errors_are_one_line_unless_asked(
