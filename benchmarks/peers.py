@@ -1,11 +1,10 @@
-"""What other optimizers make of an exported model: onnxruntime.transformers and onnxscript's fusions for ONNX Runtime.
+"""What other optimizers make of the grid of exports: `python -m benchmarks.peers [--jobs 2] [--only TEXT]`.
 
-    python -m benchmarks.peers MODEL [MODEL ...]     models written by `stof-onnx export` (their .json beside them)
-    python -m benchmarks.peers --grid [N]            the first N cases of the export grid (default: all)
-
-Each peer is asked as its documentation says, in every mode that could fit the architecture, and the best answer counts.
-An attention is fused where one operator takes Q, K and V; that its mask stays a dense input is not held against them.
-The result must run and agree with the original, on unpadded and padded inputs, leaving out the rows that are padding.
+Two peers, each asked as its documentation says in every mode that could fit the architecture; the best answer counts:
+onnxruntime.transformers' optimizer ("ort") and onnxscript's fusions for ONNX Runtime ("onnxscript"). An attention is
+fused where it became one com.microsoft operator; that its mask stays a dense input is not held against them. The result
+must run and agree with the original, on unpadded and padded inputs, leaving out the rows that are padding. A whole run
+leaves build/grid/peers.json, where the table of the grid takes it from.
 """
 
 from __future__ import annotations
@@ -13,19 +12,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from stof_models.errors import ExportError
-from stof_models.info import ExportInfo, info_path
+from stof_models.export import export_model
+from stof_models.grid import GridCase, grid
+from stof_models.info import ExportInfo
+
+RESULTS = Path(__file__).parents[1] / "build" / "grid" / "peers.json"
 
 FUSED = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"})
 # Largest difference relative to the output's magnitude: generous, a wrong mask is off by far more.
@@ -65,18 +70,13 @@ class PeerResult:
         return f"{self.fused} of {sites}" + (f", {self.problem}" if self.problem else "")
 
 
-def written_fused(path: Path) -> int:
-    """Attentions that the exporter itself wrote as one operator (ONNX `Attention`, opset 23 on)."""
-    return sum(node.op_type == "Attention" for node in onnx.load(str(path), load_external_data=False).graph.node)
-
-
 def judge(path: Path, info: ExportInfo) -> dict[str, PeerResult]:
     """Each peer's best result on the model at `path`, by the peer's name."""
     samples = _samples(path, info)
     heads, hidden = info.options["heads"], info.options["hidden"]
     results = {}
     for name, attempts in (
-        ("onnxruntime.transformers", _ort_attempts(path, info.family, heads, hidden)),
+        ("ort", _ort_attempts(path, info.family, heads, hidden)),
         ("onnxscript", [lambda target: _onnxscript(path, target)]),
     ):
         best = PeerResult(-1)
@@ -205,43 +205,33 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _grid_models(count: int | None, folder: Path) -> Iterator[tuple[str, Path]]:
-    from stof_models.export import export_model
-    from stof_models.grid import grid
-
-    for case in grid()[:count]:
-        path = folder / "model.onnx"
-        try:
-            export_model(case.options, path)
-        except ExportError:
-            continue  # the grid's own table lists these
-        yield case.name, path
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints one line for each model and the totals."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", type=Path, help="models with their ExportInfo beside them")
-    parser.add_argument("--grid", nargs="?", type=int, const=-1, metavar="N", help="cases of the export grid")
-    arguments = parser.parse_args(argv)
-    totals: dict[str, int] = {}
-    sites = already = 0
+def run_case(case: GridCase) -> tuple[str, dict[str, str]]:
+    """Both peers on one case of the grid; empty where the exporter fails."""
     with tempfile.TemporaryDirectory() as folder:
-        models: Iterator[tuple[str, Path]] = iter([(path.stem, path) for path in arguments.models])
-        if arguments.grid is not None:
-            models = _grid_models(None if arguments.grid < 0 else arguments.grid, Path(folder))
-        for name, path in models:
-            info = ExportInfo.load(info_path(path))
+        path = Path(folder) / "model.onnx"
+        try:
+            info = export_model(case.options, path)
             found = judge(path, info)
-            sites += len(info.sites)
-            already += written_fused(path)
-            line = [f"{peer}: {result.text(len(info.sites))}" for peer, result in found.items()]
-            print(name, *line, sep=" | ", flush=True)
-            for peer, result in found.items():
-                totals[peer] = totals.get(peer, 0) + result.usable
-    for peer, usable in totals.items():
-        print(f"{peer}: {usable} of {sites} attentions fused in results that run and are right")
-    print(f"written as one operator by the exporter: {already}")
+        except Exception:  # the grid's own table says what fails without any optimizer
+            return case.name, {}
+    return case.name, {peer: result.text(len(info.sites)) for peer, result in found.items()}
+
+
+def main() -> int:
+    """Prints one line for each case and the totals."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="cases whose name holds this text (nothing is stored)")
+    arguments = parser.parse_args()
+    cases = [case for case in grid() if arguments.only in case.name]
+    results: dict[str, dict[str, str]] = {}
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        for number, (name, found) in enumerate(pool.map(run_case, cases), 1):
+            results[name] = found
+            print(f"{number}/{len(cases)} {name}: {found or 'not exported'}", flush=True)
+    if not arguments.only:
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

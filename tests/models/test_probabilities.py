@@ -88,3 +88,23 @@ def test_dynamo_agrees_with_torchscript(opset: int, tmp_path: Path) -> None:
         feed = info.random_inputs(np.random.default_rng(0), padded=False)
         results.append(ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feed)[0])
     assert np.abs(results[0] - results[1]).max() < 1e-5 * np.abs(results[0]).max()
+
+
+@pytest.mark.parametrize(("exporter", "opset"), [("torchscript", 17), ("dynamo", 18)])
+def test_weights_beside_the_model(exporter: str, opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens above 2 GB, at a size that a test can afford."""
+    torch.set_num_threads(1)
+    options = replace(EAGER, exporter=exporter, opset=opset)
+    info = export_model(options, tmp_path / "inside.onnx")
+    monkeypatch.setattr("stof_models.export.EXTERNAL_DATA_ABOVE", 0)
+    export_model(options, tmp_path / "beside.onnx")
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"inside.onnx", "inside.json", "beside.onnx", "beside.onnx.data", "beside.json"}
+    tensors = onnx.load(str(tmp_path / "beside.onnx"), load_external_data=False).graph.initializer
+    assert max(len(t.raw_data) for t in tensors) <= 1024
+    feed = info.random_inputs(np.random.default_rng(0))
+    inside, beside = (
+        ort.InferenceSession(str(tmp_path / f"{name}.onnx"), providers=["CPUExecutionProvider"]).run(None, feed)[0]
+        for name in ("inside", "beside")
+    )
+    assert np.array_equal(inside, beside)
