@@ -262,3 +262,27 @@ def test_one_size_under_several_names(tmp_path, rng):
     assert found.only.mask is not None and found.only.dynamic_seq
     sizes = {f"{n}_{i}": (3, 7)[i] for n in "qkv" for i in (0, 1)}
     check(found, feeds(model, rng, **sizes))
+
+
+@pytest.mark.parametrize(("fill", "rows"), [(-np.inf, "nan"), (LOWEST, "mean")])
+def test_rows_that_lose_their_keys_when_the_sequence_is_shorter(fill, rows, tmp_path, rng):
+    """Query q sees the keys after it: the last one sees none, whatever the length."""
+
+    def terms(g: Graph, x: str) -> str:
+        rows, cols = positions(g)
+        return g.add("Where", g.add("Greater", cols, rows), x, g.const(fill))
+
+    assert search(terms, tmp_path, rng).only.masked_row.value == rows
+
+
+def test_rows_that_lose_their_keys_only_at_some_lengths(tmp_path, rng):
+    """Row 0 sees key 5 alone: at lengths up to 5 it sees none."""
+    table = np.tril(np.ones((24, 24), bool))
+    table[0, 0], table[0, 5] = False, True
+
+    def terms(g: Graph, x: str) -> str:
+        size = g.add("Shape", "q", start=1, end=2)
+        seen = g.add("Slice", g.add("Slice", g.const(table), g.ints(0), size, g.ints(0)), g.ints(0), size, g.ints(1))
+        return g.add("Where", seen, x, g.const(LOWEST))
+
+    assert search(terms, tmp_path, rng, lengths=(2, 5, 6, 24)).only.masked_row.value == "mean"

@@ -128,6 +128,9 @@ class _Parts:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
+        site = self.site
+        self.shrinks = any(s[2:] != (site.seq_q, site.seq_kv) for s in site.probe_sizes)
+        self.square = site.seq_q == site.seq_kv and all(s[2] == s[3] for s in site.probe_sizes)
         self.rows = RowClassifier(working_dtype(self.terms, self.site), self.site.nan_guard)
 
     def split(self, values: list[TermValue], hidden: list[TermValue] | None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -148,9 +151,11 @@ class _Parts:
                 if bias is None:
                     bias = np.zeros((*lead, site.seq_q, site.seq_kv), band.added.dtype)
                 bias[:, :, rows] = np.where(masked, np.zeros((), band.added.dtype), band.added)
-            self._bound(band, band, dark is not None)
+            self._bound(band, band, dark is not None or self.shrinks)
             if dark is None:
                 self._empty_rows(band, allowed[:, :, rows])
+                if self.shrinks:
+                    self._cut_rows(band, allowed[:, :, rows])
             else:
                 self._bound(band, dark, True)
                 self._hidden_rows(band, dark, masked)
@@ -186,6 +191,17 @@ class _Parts:
             kept = np.broadcast_to(band.kept, allowed.shape)
             added = np.broadcast_to(band.added, allowed.shape)
             self.rows.add_rows(kept[empty], added[empty])
+
+    def _cut_rows(self, band: Played, allowed: np.ndarray) -> None:
+        """Rows that lose all their keys when the sequence is shorter: what is left of them is masked."""
+        first = allowed.argmax(axis=-1)
+        least = np.arange(band.q0, band.q1) if self.square else 0
+        cut = allowed.any(axis=-1) & (first > least)
+        if cut.any():
+            kept = np.broadcast_to(band.kept, allowed.shape)[cut]
+            added = np.broadcast_to(band.added, allowed.shape)[cut]
+            before = np.arange(allowed.shape[-1]) < first[cut][:, None]
+            self.rows.add_rows(np.where(before, kept, kept[:, :1]), np.where(before, added, added[:, :1]))
 
     def _hidden_rows(self, band: Played, dark: Played, masked: np.ndarray) -> None:
         """Padding can empty every row: each key is then either hidden or, where it was masked anyway, shown."""
