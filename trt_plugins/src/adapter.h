@@ -44,6 +44,10 @@ struct InputDescs {
   }
 };
 
+// More than any GPU has: TensorRT drops what asks for it, since getWorkspaceSize has no other way to say no. A size of 0
+// would let a kernel write into its neighbours' workspace.
+constexpr size_t kNoWorkspaceIsEnough = size_t{1} << 46;
+
 // Shape of O from the shapes of the inputs; false where their ranks do not fit the layout.
 inline bool output_shape(const AttentionConfig& c, const nvinfer1::DimsExprs* in, int32_t n, nvinfer1::IExprBuilder& b,
                          nvinfer1::DimsExprs& out) {

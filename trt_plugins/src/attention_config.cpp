@@ -67,7 +67,7 @@ constexpr Row kRows[] = {
     INT(mask_max_row_tiles, 0, kMax, kRequired),
     INT(mask_fragment_order, 0, 1, 0),
     ENUM(kernel, kKernels, kRequired),
-    INT(splits, 1, 1024, 1),
+    INT(splits, 1, 256, 1),
     INT(split_rows, 0, kMax, 0),
 };
 #undef FLOAT

@@ -92,8 +92,12 @@ const char* AttentionCore::plan(const TensorDesc* in, int32_t n, AttentionParams
   if (c.packed()) {
     const int64_t width = (hq + hk) * c.head_dim + hk * c.v_head_dim;
     const TensorDesc& qkv = in[0];
-    const int64_t seq = c.seq > 0 ? c.seq : in[shape_input()].rank >= 2 ? in[shape_input()].dims[1] : 0;
-    if (qkv.rank != 2 || qkv.dims[1] != width || !small(seq) || qkv.dims[0] <= 0 || qkv.dims[0] % seq != 0)
+    const TensorDesc* const carrier = c.seq > 0 ? nullptr : &in[shape_input()];
+    if (carrier && (carrier->rank < 2 || !small(carrier->dims[0]) || !small(carrier->dims[1]) || qkv.rank != 2 ||
+                    carrier->dims[0] * carrier->dims[1] != qkv.dims[0]))
+      return fail(error, size, "the last input is not [B, S, ...] with B*S the rows of the packed input");
+    const int64_t seq = carrier ? carrier->dims[1] : c.seq;
+    if (qkv.rank != 2 || qkv.dims[1] != width || !small(seq) || !small(qkv.dims[0]) || qkv.dims[0] % seq != 0)
       return fail(error, size, "the packed input is not [B*S, %lld] with S = %lld", static_cast<long long>(width),
                   static_cast<long long>(seq));
     p.batch = static_cast<int32_t>(qkv.dims[0] / seq);
@@ -188,11 +192,10 @@ const char* AttentionCore::plan(const TensorDesc* in, int32_t n, AttentionParams
   return nullptr;
 }
 
-size_t AttentionCore::workspace_bytes(const TensorDesc* in, int32_t n) const {
+const char* AttentionCore::check(const TensorDesc* in, int32_t n, size_t& bytes, char* error, size_t size) const {
   AttentionParams p;
-  char error[256];
-  if (plan(in, n, p, error, sizeof error)) return 0;
-  // The size depends on no pointer, but parameters are checked whole: any aligned address will do.
+  if (const char* why = plan(in, n, p, error, size)) return why;
+  // The outcome depends on no pointer, but parameters are checked whole: any aligned address will do.
   void* const somewhere = reinterpret_cast<void*>(uintptr_t{256});
   p.q.ptr = p.k.ptr = p.v.ptr = p.o.ptr = somewhere;
   const int32_t* const ints = static_cast<const int32_t*>(somewhere);
@@ -200,7 +203,9 @@ size_t AttentionCore::workspace_bytes(const TensorDesc* in, int32_t n) const {
   p.mask.row_order = p.mask.mask_index = p.kv = ints;
   p.mask.bitmap = static_cast<const uint2*>(somewhere);
   p.bias = somewhere;
-  return attention_workspace_bytes(p);
+  if (const char* why = attention_unsupported(p)) return fail(error, size, "no kernel runs this node: %s", why);
+  bytes = attention_workspace_bytes(p);
+  return nullptr;
 }
 
 const char* AttentionCore::enqueue(const TensorDesc* in, int32_t n, const void* const* data, void* out, void* workspace,
@@ -231,7 +236,7 @@ const char* AttentionCore::enqueue(const TensorDesc* in, int32_t n, const void* 
   if (kv_input() >= 0) p.kv = static_cast<const int32_t*>(data[kv_input()]);
   p.workspace = workspace;
   p.workspace_bytes = attention_workspace_bytes(p);
-  if (const char* why = attention_unsupported(p)) return fail(error, size, "the kernel does not run this node: %s", why);
+  if (const char* why = attention_unsupported(p)) return fail(error, size, "no kernel runs this node: %s", why);
   const cudaError_t status = attention_forward(p, stream);
   if (status != cudaSuccess) return fail(error, size, "launch failed: %s", cudaGetErrorString(status));
   return nullptr;

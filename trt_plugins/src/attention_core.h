@@ -40,8 +40,8 @@ class AttentionCore {
   // Fills all of `p` but the pointers from the shapes of inputs and output. nullptr, or what does not fit, in `error`.
   const char* plan(const TensorDesc* inputs, int32_t num_inputs, AttentionParams& p, char* error, size_t error_size) const;
 
-  // Bytes of workspace for these shapes; 0 when they do not fit together (enqueue says why).
-  size_t workspace_bytes(const TensorDesc* inputs, int32_t num_inputs) const;
+  // `plan`, and whether a kernel of this build runs its outcome. Sets `workspace_bytes` when it returns nullptr.
+  const char* check(const TensorDesc* inputs, int32_t num_inputs, size_t& workspace_bytes, char* error, size_t error_size) const;
 
   // Neither allocates nor synchronises. nullptr, or what went wrong, in `error`.
   const char* enqueue(const TensorDesc* inputs, int32_t num_inputs, const void* const* in, void* out, void* workspace,

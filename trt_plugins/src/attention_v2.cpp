@@ -22,13 +22,18 @@ class AttentionV2 final : public IPluginV2DynamicExt {
     return out;
   }
   bool supportsFormatCombination(int32_t pos, const PluginTensorDesc* io, int32_t n, int32_t outputs) noexcept override {
-    return n == core_.num_inputs() && outputs == 1 && io[pos].format == TensorFormat::kLINEAR &&
+    return n == core_.num_inputs() && outputs == 1 && pos >= 0 && pos < n + outputs && io[pos].format == TensorFormat::kLINEAR &&
            core_.supports(pos, element_type(io[pos].type), element_type(io[0].type));
   }
+  // Can not fail; getWorkspaceSize and enqueue refuse what is wrong here.
   void configurePlugin(const DynamicPluginTensorDesc*, int32_t, const DynamicPluginTensorDesc*, int32_t) noexcept override {}
   size_t getWorkspaceSize(const PluginTensorDesc* in, int32_t n, const PluginTensorDesc*, int32_t) const noexcept override {
     const InputDescs descs(in, n);
-    return core_.workspace_bytes(descs.tensors, descs.count);
+    size_t bytes = 0;
+    char error[256];
+    const char* const why = core_.check(descs.tensors, descs.count, bytes, error, sizeof error);
+    if (why) log_error("workspace", why);
+    return why ? kNoWorkspaceIsEnough : bytes;
   }
   int32_t enqueue(const PluginTensorDesc* in, const PluginTensorDesc*, const void* const* inputs, void* const* outputs,
                   void* workspace, cudaStream_t stream) noexcept override {
@@ -49,18 +54,13 @@ class AttentionV2 final : public IPluginV2DynamicExt {
   size_t getSerializationSize() const noexcept override { return kSerializedBytes; }
   void serialize(void* buffer) const noexcept override { stof::serialize(core_.config(), buffer); }
   void destroy() noexcept override { delete this; }
-  IPluginV2DynamicExt* clone() const noexcept override {
-    auto* const copy = new (std::nothrow) AttentionV2(core_.config());
-    if (copy) copy->namespace_ = namespace_;
-    return copy;
-  }
-  // TensorRT passes strings that outlive the plugin: a creator's own namespace.
-  void setPluginNamespace(const char* name) noexcept override { namespace_ = name; }
-  const char* getPluginNamespace() const noexcept override { return namespace_; }
+  IPluginV2DynamicExt* clone() const noexcept override { return new (std::nothrow) AttentionV2(core_.config()); }
+  // The creator is registered under one namespace: an engine finds it under no other.
+  void setPluginNamespace(const char*) noexcept override {}
+  const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }
 
  private:
   AttentionCore core_;
-  const char* namespace_ = kPluginNamespace;
 };
 
 class AttentionV2Creator final : public IPluginCreator {

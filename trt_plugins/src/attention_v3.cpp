@@ -47,27 +47,27 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
     return report("shapes", "the ranks of the inputs do not fit the layout attribute");
   }
   bool supportsFormatCombination(int32_t pos, const DynamicPluginTensorDesc* io, int32_t n, int32_t outputs) noexcept override {
-    return n == core_.num_inputs() && outputs == 1 && io[pos].desc.format == TensorFormat::kLINEAR &&
+    return n == core_.num_inputs() && outputs == 1 && pos >= 0 && pos < n + outputs && io[pos].desc.format == TensorFormat::kLINEAR &&
            core_.supports(pos, element_type(io[pos].desc.type), element_type(io[0].desc.type));
   }
-  int32_t configurePlugin(const DynamicPluginTensorDesc*, int32_t, const DynamicPluginTensorDesc*, int32_t) noexcept override {
-    return 0;
+  // At the largest shapes, so that what no kernel runs is refused while the engine is built.
+  int32_t configurePlugin(const DynamicPluginTensorDesc* in, int32_t n, const DynamicPluginTensorDesc*,
+                          int32_t) noexcept override {
+    size_t bytes = 0;
+    return check("configure", InputDescs(in, n), bytes);
   }
   size_t getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t n, const DynamicPluginTensorDesc*,
                           int32_t) const noexcept override {
-    const InputDescs descs(in, n);
-    return core_.workspace_bytes(descs.tensors, descs.count);
+    size_t bytes = 0;
+    return check("workspace", InputDescs(in, n), bytes) ? kNoWorkspaceIsEnough : bytes;
   }
   // Timings of nodes with equal attributes and shapes may be shared.
   const char* getTimingCacheID() noexcept override { return metadata_; }
   const char* getMetadataString() noexcept override { return metadata_; }
 
   int32_t onShapeChange(const PluginTensorDesc* in, int32_t n, const PluginTensorDesc*, int32_t) noexcept override {
-    const InputDescs descs(in, n);
-    AttentionParams p;
-    char error[256];
-    const char* const why = core_.plan(descs.tensors, descs.count, p, error, sizeof error);
-    return why ? report("shapes", why) : 0;
+    size_t bytes = 0;
+    return check("shapes", InputDescs(in, n), bytes);
   }
   int32_t enqueue(const PluginTensorDesc* in, const PluginTensorDesc*, const void* const* inputs, void* const* outputs,
                   void* workspace, cudaStream_t stream) noexcept override {
@@ -81,6 +81,11 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
   const PluginFieldCollection* getFieldsToSerialize() noexcept override { return &fields_; }
 
  private:
+  int32_t check(const char* where, const InputDescs& in, size_t& bytes) const noexcept {
+    char error[256];
+    const char* const why = core_.check(in.tensors, in.count, bytes, error, sizeof error);
+    return why ? report(where, why) : 0;
+  }
   static int32_t report(const char* where, const char* what) noexcept {
     log_error(where, what);
     return 1;
