@@ -8,6 +8,7 @@ import onnx
 from onnx import inliner, version_converter
 
 from stof_onnx.errors import StofError
+from stof_onnx.graph.external import is_external
 from stof_onnx.graph.walk import used_names
 
 OLDEST_OPSET = 17
@@ -59,6 +60,10 @@ def _restore(converted: onnx.ModelProto, source: onnx.ModelProto) -> None:
     converted.metadata_props.extend(source.metadata_props)
     graph = converted.graph
     graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
+    external = {t.name: t for t in source.graph.initializer if is_external(t)}
+    for tensor in graph.initializer:  # older converters forget where the data is
+        if tensor.name in external:
+            tensor.CopyFrom(external[tensor.name])
     inputs = list(source.graph.input)
     if source.ir_version < _OVERRIDABLE_IR_VERSION:  # weights had to be listed as inputs
         weights = {t.name for t in source.graph.initializer}
