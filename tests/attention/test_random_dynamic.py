@@ -96,7 +96,7 @@ def test_what_is_matched_is_right_at_every_length(part, tmp_path, rng):
         model = g.model()
         low = int(rng.integers(2, LONGEST))
         bounded = rng.random() < 0.8
-        given = tuple(f"{n}:1x{low}x32:4x{LONGEST}x32" for n in "qkv") + (f"pad:1x{low}:4x{LONGEST}",)
+        given = (*(f"{n}:1x{low}x32:4x{LONGEST}x32" for n in "qkv"), f"pad:1x{low}:4x{LONGEST}")
         found = find(model, tmp_path, given if bounded else ())
         assert len(found.matches) + len(found.refusals) == 1
         matched += len(found.matches)
