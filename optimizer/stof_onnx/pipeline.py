@@ -63,6 +63,7 @@ def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
     with progress.step("match", report.timings):
         matches, refusals = find_attention(model, options)
         report.add_matches(model, matches, refusals)
+        report.replaced = len(matches)
     report.notes = model.notes
     with progress.step("pictures", report.timings):
         report.pictures = draw_masks(matches, options.pictures)

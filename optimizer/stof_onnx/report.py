@@ -85,7 +85,7 @@ def _statistics(mask: EncodedMask) -> MaskStats:
 
 @dataclass
 class Report:
-    """Filled by the steps of the pipeline, in their order."""
+    """Filled by the steps of the pipeline, in their order. In `inspect`, `replaced` counts what would be replaced."""
 
     command: str
     source: Path

@@ -49,7 +49,7 @@ def _headline(report: Report) -> str:
         return f"{report.output} {verdict} {report.source}"
     if not report.found:
         return f"{report.source}: no attention found, nothing to replace"
-    count = report.replaced if report.command == "optimize" else len(report.sites)
+    count = report.replaced
     verb = "replaced" if report.command == "optimize" else "can be replaced"
     tail = "" if count else ", nothing to replace"
     return f"{report.source}: {count} of {report.found} attention{'s' if report.found > 1 else ''} {verb}{tail}"
