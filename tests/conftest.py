@@ -81,7 +81,7 @@ def _commit() -> str:
 def _versions() -> Iterator[str]:
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        yield "driver ".join(subprocess.run(query, capture_output=True, text=True).stdout.strip().rsplit(" ", 1))
+        yield " driver ".join(subprocess.run(query, capture_output=True, text=True).stdout.strip().rsplit(" ", 1))
     for name in ("torch", "tensorrt"):
         if importlib.util.find_spec(name):
             module: Any = importlib.import_module(name)

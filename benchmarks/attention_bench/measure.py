@@ -97,6 +97,8 @@ def measure(case: Case, arch_path: str, peer_names: tuple[str, ...], cold: bool)
         "config": kernel.config, "floor_us": round(f.us, 2),
         "floor": {"io": round(f.io_us, 2), "mma": round(f.mma_us, 2), "exp": round(f.exp_us, 2), "sm_mhz": mhz},
         "max_err": err["ours"], "ref_err": err["torch"], "correct": err["ours"] <= 2 * err["torch"] + 1e-5,
+        "io_bytes": (2 * qkv[0].numel() + 2 * qkv[1].numel()) * qkv[0].element_size(),
+        "extra_bytes": kernel.extra_bytes, "dense_mask_bytes": case.seq**2,
         "peers": {}, "peers_cold": {}, "peer_errors": {},
     }  # fmt: skip
     del out, kernel

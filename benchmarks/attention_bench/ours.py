@@ -94,6 +94,12 @@ class Ours:
         tiles = np.diff(m.full_row_ptr, axis=1) + np.diff(m.part_row_ptr, axis=1)
         return lowered.to_onnx_arrays(), int(tiles.max())
 
+    @property
+    def extra_bytes(self) -> int:
+        """Device memory beside Q, K, V and O: the mask's arrays and the workspace of the last call."""
+        workspace = 0 if self._workspace is None else self._workspace.numel()
+        return workspace + sum(a.numel() * a.element_size() for a in self._arrays.values())
+
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """O as [B, H, S, D] in Q's layout, on the current stream."""
         out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)

@@ -23,6 +23,13 @@ _flex = torch.compile(flex_attention, dynamic=False)
 def flex(mask: BenchMask, s: int, tile: int) -> Run:
     """FlexAttention compiled for the mask; Q, K, V are [B, H, S, D]."""
     allowed = mask.on("cuda")
+    if mask.table is not None and mask.block > 1 and s <= DENSE_LIMIT:
+        # One look-up an element: what its users write, and three times as fast as block arithmetic.
+        table = dense(mask, s)
+
+        def allowed(q: Any, k: Any) -> Any:
+            return table[q, k]
+
     block = create_block_mask(
         lambda b, h, q, k: allowed(q, k), None, None, s, s, device="cuda", BLOCK_SIZE=tile, _compile=s > 8192
     )
