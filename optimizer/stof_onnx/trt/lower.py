@@ -1,0 +1,117 @@
+"""The portable file lowered for TensorRT: plugin nodes, packed projections, 2-D tensors; no functions are left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+from onnx import inliner
+
+from stof_onnx.attention.functions import DOMAIN
+from stof_onnx.errors import StofError
+from stof_onnx.kernels.select import Device
+from stof_onnx.trt.flatten import flatten
+from stof_onnx.trt.pack_qkv import pack_qkv
+from stof_onnx.trt.plugin_nodes import SiteLowering, make_plugin_nodes
+from stof_onnx.trt.proto_graph import drop_dead
+from stof_onnx.trt.shapes import SymbolicShapes, infer_shapes
+
+EMITTED_DOMAIN = "trt.plugins"  # where ONNX Runtime's TensorRT provider looks for plugins
+_TOO_LARGE = 1 << 30  # bytes above which weights go to a file of their own
+
+
+@dataclass(frozen=True)
+class LowerOptions:
+    """What the lowered model is for.
+
+    Attributes:
+        precision: of the engine: "fp16", "bf16" or "fp32"; float32 attentions are run in it.
+        device: what kernels are chosen for.
+        opt_sizes, largest_sizes: concrete shapes of the graph inputs, to tune for and to bound.
+        domain: of the plugin nodes.
+        rank_2: merge projections and keep tensors 2-D between attentions.
+    """
+
+    precision: str = "fp16"
+    device: Device = field(default_factory=Device)
+    opt_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    largest_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    domain: str = DOMAIN
+    rank_2: bool = True
+
+
+@dataclass
+class Lowered:
+    """The lowered model, what became of each attention, and how much was packed and flattened."""
+
+    model: onnx.ModelProto
+    sites: list[SiteLowering]
+    packed: int = 0
+    flattened: int = 0
+
+    @property
+    def plugins(self) -> int:
+        return sum(1 for site in self.sites if site.kernel)
+
+
+def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:
+    """Lowers a copy of the portable `model` (weights loaded).
+
+    Raises:
+        StofError: mask arrays that do not follow the format.
+    """
+    symbolic = SymbolicShapes(infer_shapes(model))
+    opt = infer_shapes(model, options.opt_sizes).dims if options.opt_sizes else symbolic.dims
+    largest = infer_shapes(model, options.largest_sizes).dims if options.largest_sizes else opt
+    lowered = onnx.ModelProto()
+    lowered.CopyFrom(model)
+    sites = make_plugin_nodes(lowered, opt, largest, options.precision, options.device, options.domain)
+    drop_dead(lowered.graph)
+    result = Lowered(_inlined(lowered, options.domain), sites)
+    if options.rank_2 and result.plugins:
+        result.packed = pack_qkv(result.model, symbolic)
+        result.flattened = flatten(result.model, symbolic.refreshed(result.model))
+    drop_dead(result.model.graph)
+    used = {n.domain for n in result.model.graph.node} | {"", options.domain}
+    kept = [o for o in result.model.opset_import if o.domain in used or o.domain == "ai.onnx"]
+    del result.model.opset_import[:]
+    result.model.opset_import.extend(kept)
+    return result
+
+
+def lower_file(path: Path, options: LowerOptions) -> Lowered:
+    """Lowers the portable file at `path`.
+
+    Raises:
+        StofError: the file can not be read, or its mask arrays do not follow the format.
+    """
+    try:
+        model = onnx.load(str(path))
+    except Exception as error:  # protobuf and the file system raise many types
+        raise StofError(f"can not be read ({error})", str(path)) from error
+    return lower_model(model, options)
+
+
+def save_lowered(model: onnx.ModelProto, path: Path) -> None:
+    """Writes a lowered model, its weights beside it where one protobuf would be too large.
+
+    Raises:
+        StofError: the file can not be written.
+    """
+    try:
+        large = model.ByteSize() > _TOO_LARGE
+        onnx.save(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
+    except OSError as error:
+        raise StofError(f"can not be written ({error.strerror})", str(path), "Choose another place") from error
+
+
+def _inlined(model: onnx.ModelProto, plugin_domain: str) -> onnx.ModelProto:
+    """The model without functions: TensorRT 8.6 knows none."""
+    called = {(n.domain, n.op_type) for n in model.graph.node}
+    unused = [f for f in model.functions if f.domain == DOMAIN and (f.domain, f.name) not in called]
+    if len(unused) == len(model.functions):
+        del model.functions[:]
+        return model
+    return inliner.inline_local_functions(model)

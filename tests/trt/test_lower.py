@@ -1,0 +1,118 @@
+"""Lowered models compute what the originals do, with the intended nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from stof_onnx.kernels.select import Device
+from stof_onnx.trt.lower import LowerOptions
+from stof_onnx.trt.proto_graph import attributes_of
+
+from benchmarks.encoder import EncoderSpec, build_encoder
+
+SEQ = 200
+
+
+def window_and_global(seq: int) -> np.ndarray:
+    q, k = np.arange(seq)[:, None], np.arange(seq)[None]
+    return (np.abs(q - k) <= 20) | (k < 3) | (q == 70)
+
+
+def plugins(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [n for n in model.graph.node if n.op_type == "StofAttention"]
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("projections", ["separate", "gemm", "split"])
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_encoder_becomes_packed_rows(bench, rng, arch, projections, pre_norm):
+    spec = EncoderSpec(
+        2, 64, 4, 2, SEQ, projections, pre_norm, decomposed_norm=arch == 80, seed=int(rng.integers(1 << 30))
+    )
+    model = build_encoder(spec, window_and_global(SEQ))
+    lowered = bench.lower(bench.optimize(model), LowerOptions(device=Device(arch)))
+    assert [s.kernel for s in lowered.sites] == [f"block_sm{arch}"] * 2
+    assert lowered.packed == 2
+    kinds = Counter(n.op_type for n in lowered.model.graph.node)
+    assert kinds["Reshape"] == 2, "one into rows, one out of them"
+    assert kinds["Transpose"] == kinds["Softmax"] == kinds["Split"] == 0
+    gemms = 1 + 1 + 2  # packed projection, output projection, feed-forward
+    assert kinds["MatMul"] + kinds["Gemm"] == 2 * gemms
+    assert not lowered.model.functions
+    feeds = {"x": rng.standard_normal((2, SEQ, 64), np.float32)}
+    bench.assert_equal(model, lowered.model, feeds)
+
+
+def test_arrays_are_stored_once(bench):
+    model = build_encoder(EncoderSpec(3, 64, 4, 1, SEQ), window_and_global(SEQ))
+    lowered = bench.lower(bench.optimize(model))
+    inputs = [tuple(n.input[1:8]) for n in plugins(lowered.model)]
+    assert len(inputs) == 3
+    assert len(set(inputs)) == 1
+    stored = {i.name for i in lowered.model.graph.initializer}
+    assert not any(n.startswith("stof/") and "lowered" not in n for n in stored if "row_ptr" in n or "col_idx" in n)
+
+
+@pytest.mark.parametrize("axes", [("batch", SEQ), ("batch", "seq"), (2, "seq")])
+def test_dynamic_axes(bench, rng, axes):
+    batch, seq = axes
+    spec = EncoderSpec(2, 64, 4, batch, seq, seed=int(rng.integers(1 << 30)))
+    q, k = np.arange(SEQ)[:, None], np.arange(SEQ)[None]
+    model = build_encoder(spec, (k <= q) & (q - k < 50))
+    low, high = (2 if isinstance(batch, int) else 1), (2 if isinstance(batch, int) else 4)
+    shortest = SEQ if isinstance(seq, int) else 16
+    path = bench.optimize(model, "--shape", f"x:{low}x{shortest}x64:{high}x{SEQ}x64")
+    sizes = {"x": (high, SEQ, 64)}
+    lowered = bench.lower(path, LowerOptions(opt_sizes=sizes, largest_sizes=sizes))
+    assert lowered.packed == 2
+    assert all(("seq" in attributes_of(n)) == isinstance(seq, int) for n in plugins(lowered.model))
+    reshapes = [n for n in lowered.model.graph.node if n.op_type == "Reshape"]
+    assert len(reshapes) == 2
+    for b, s in {(low, shortest), (high, SEQ), (high, SEQ if isinstance(seq, int) else 77)}:
+        feeds = {"x": rng.standard_normal((b, s, 64), np.float32)}
+        bench.assert_equal(model, lowered.model, feeds)
+
+
+def test_rank_is_kept_where_rows_can_not_be_proven(bench, rng):
+    """A position table [1, S, C] is added between two layers: that Add keeps its rank, the rest becomes rows."""
+    model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ, seed=5), window_and_global(SEQ))
+    table = onnx.numpy_helper.from_array(rng.standard_normal((1, SEQ, 64), np.float32), "table")
+    model.graph.initializer.append(table)
+    place = next(i for i, n in enumerate(model.graph.node) if n.output[0] == "layer1/q/product")
+    for node in model.graph.node[place:]:
+        for i, name in enumerate(node.input):
+            if name == "layer0/ln2":
+                node.input[i] = "shifted"
+    model.graph.node.insert(place, onnx.helper.make_node("Add", ["layer0/ln2", "table"], ["shifted"], "shift"))
+    lowered = bench.lower(bench.optimize(model))
+    add = next(n for n in lowered.model.graph.node if n.name == "shift")
+    assert "table" in add.input
+    assert sum(n.op_type == "Reshape" for n in lowered.model.graph.node) == 4
+    bench.assert_equal(model, lowered.model, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+def test_output_inside_the_rows_keeps_its_name_and_rank(bench, rng):
+    model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ, seed=6), window_and_global(SEQ))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("layer0/ln2", 1, [2, SEQ, 64]))
+    lowered = bench.lower(bench.optimize(model))
+    bench.assert_equal(model, lowered.model, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+def test_without_rank_2_nothing_but_the_nodes_changes(bench, rng):
+    model = build_encoder(EncoderSpec(1, 64, 4, 2, SEQ, seed=7), window_and_global(SEQ))
+    lowered = bench.lower(bench.optimize(model), LowerOptions(rank_2=False))
+    assert (lowered.packed, lowered.flattened) == (0, 0)
+    bench.assert_equal(model, lowered.model, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+def test_head_size_without_kernel_stays_operators(bench, rng):
+    model = build_encoder(EncoderSpec(1, 48, 4, 2, 64, seed=8), window_and_global(64)[:64, :64])
+    lowered = bench.lower(bench.optimize(model))
+    assert [s.kernel for s in lowered.sites] == [""]
+    assert "head size 12" in lowered.sites[0].reason
+    assert not plugins(lowered.model)
+    assert not lowered.model.functions
+    bench.assert_equal(model, lowered.model, {"x": rng.standard_normal((2, 64, 48), np.float32)})
