@@ -9,6 +9,7 @@ from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import load_model
 from stof_onnx.graph.save import check_target, stage_model
+from stof_onnx.graph.softmax import rejoin_softmax
 from stof_onnx.options import OptimizeOptions
 from stof_onnx.pictures import draw_masks
 from stof_onnx.progress import Progress
@@ -31,6 +32,7 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)
+        rejoin_softmax(model)
     with progress.step("match", report.timings):
         matches, refusals = find_attention(model, options)
         report.add_matches(model, matches, refusals)
@@ -60,6 +62,7 @@ def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)
+        rejoin_softmax(model)
     with progress.step("match", report.timings):
         matches, refusals = find_attention(model, options)
         report.add_matches(model, matches, refusals)
@@ -81,6 +84,7 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)
+        rejoin_softmax(model)
     with progress.step("match", report.timings):
         matches, refusals = find_attention(model, options)
         report.add_matches(model, matches, refusals)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from stof_onnx.errors import StofError
 from stof_onnx.graph.model import load_model
 from stof_onnx.graph.save import save_model
+from stof_onnx.graph.softmax import rejoin_softmax
 
 from tests.graph.builders import linear, save_external
 
@@ -74,3 +75,34 @@ def test_what_can_not_be_converted_is_refused(tmp_path: Path) -> None:
     onnx.save(model, str(tmp_path / "in.onnx"))
     with pytest.raises(StofError, match=r"opset 8 can not be converted to 17 \(.*spatial"):
         load_model(tmp_path / "in.onnx")
+
+
+@pytest.mark.parametrize(("axis", "rejoined"), [(2, True), (1, False)])
+def test_softmax_is_rejoined_only_on_the_last_axis(axis: int, rejoined: bool, tmp_path: Path) -> None:
+    """The rank of a Reshape by a computed shape is unknown to the converter, so it takes Softmax apart."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s"], ["head"], starts=[0], ends=[1]),
+        helper.make_node("Concat", ["head", "middle", "tail"], ["to"], axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["r"]),
+        helper.make_node("Softmax", ["r"], ["y"], axis=axis),
+    ]
+    tail = onnx.numpy_helper.from_array(np.array([1], np.int64), "tail")
+    middle = onnx.numpy_helper.from_array(np.array([-1], np.int64), "middle")
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [tail, middle],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=4)
+    onnx.save(model, str(tmp_path / "in.onnx"))
+    loaded = load_model(tmp_path / "in.onnx")
+    assert "Flatten" in {n.op for n in loaded.graph.nodes}
+    rejoin_softmax(loaded)
+    assert ("Flatten" in {n.op for n in loaded.graph.nodes}) is not rejoined
+    save_model(loaded, tmp_path / "out.onnx")
+    x = np.random.default_rng(3).standard_normal((5, 6)).astype(np.float32)
+    got, want = (ort.InferenceSession(str(tmp_path / n)).run(None, {"x": x})[0] for n in ("out.onnx", "in.onnx"))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)

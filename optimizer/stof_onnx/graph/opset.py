@@ -12,6 +12,7 @@ from stof_onnx.graph.external import is_external
 from stof_onnx.graph.walk import used_names
 
 OLDEST_OPSET = 17
+FIRST_PLAIN_SOFTMAX = 13  # before it Softmax flattened its input
 _OLDEST_IR_VERSION = 8  # what opset 17 goes with
 _OVERRIDABLE_IR_VERSION = 4
 
