@@ -54,8 +54,12 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def newest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last line of each (mask, shape, dtype, arch_path), in order of first appearance."""
-    last: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """The last line of each case and kernel family, in order of first appearance.
+
+    Peers that its run left out keep the time of the run that had them.
+    """
+    last: dict[tuple[str, str], dict[str, Any]] = {}
     for x in lines:
-        last[tuple(x[k] for k in ("mask", "B", "Hq", "Hkv", "Sq", "D", "dtype", "arch_path"))] = x
+        key = (x["case"], x["arch_path"])
+        last[key] = {**x, "peers": {**last.get(key, {"peers": {}})["peers"], **x["peers"]}}
     return list(last.values())
