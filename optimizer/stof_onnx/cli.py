@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["export"]:
             return _export(arguments[1:])
+        if arguments[:1] == ["plugin"]:
+            return _plugin(_parser().parse_args(arguments))
         return _run(_parser().parse_args(arguments))
     except StofError as error:
         return _complain(str(error), error.exit_code)
@@ -84,6 +86,19 @@ def _export(arguments: list[str]) -> int:
         raise StofError(f"exporting models needs {error.name or error}", "export", advice) from error
 
 
+def _plugin(arguments: argparse.Namespace) -> int:
+    from stof_onnx.trt import plugin_command
+
+    options = (arguments.tensorrt, arguments.include, arguments.architectures)
+    if arguments.action == "build":
+        plugin_command.build(*options, Console(), Console(stderr=True))
+    elif arguments.action == "path":
+        plugin_command.path(*options, Console())
+    else:
+        plugin_command.info(*options, Console())
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stof-onnx",
@@ -131,10 +146,42 @@ def _parser() -> argparse.ArgumentParser:
     _common(command)
     _comparison(command)
 
+    _plugin_parser(
+        commands.add_parser(
+            "plugin",
+            help="build or find the TensorRT plugin library",
+            description="The plugin library is built once for each TensorRT version and cached (STOF_CACHE_DIR, else "
+            "the user's cache folder). STOF_PLUGIN_LIBRARY names one to use instead.",
+            epilog=_EXIT_CODES,
+        )
+    )
+
     commands.add_parser(
         "export", help="export a real architecture with a mask from the zoo (needs torch)", add_help=False
     )
     return parser
+
+
+def _plugin_parser(command: argparse.ArgumentParser) -> None:
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in (
+        ("build", "build the library unless it is there, and print its path"),
+        ("path", "print the library's path; an error where it is not built"),
+        ("info", "show the library and what a build uses or misses"),
+    ):
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument(
+            "--tensorrt", metavar="VERSION", help="the TensorRT that shall load it (default: the installed one)"
+        )
+        action.add_argument(
+            "--include",
+            type=Path,
+            metavar="DIR",
+            help="TensorRT's headers (default: TENSORRT_INCLUDE_DIR, else searched)",
+        )
+        action.add_argument(
+            "--architectures", default="80;90a", metavar="LIST", help="GPU architectures of the kernels (%(default)s)"
+        )
 
 
 def _common(command: argparse.ArgumentParser) -> None:
