@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
@@ -22,6 +24,8 @@ _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a prob
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code. STOF_DEBUG=1 shows tracebacks."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         if arguments[:1] == ["export"]:
             return _export(arguments[1:])
@@ -34,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain("interrupted", 130)
     except Exception as error:
         return _complain(f"internal error: {type(error).__name__}: {error}. STOF_DEBUG=1 shows where", 2)
+
+
+def _terminate(*_: object) -> None:
+    """Leaves through every `finally`, so that no temporary file stays behind."""
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _complain(message: str, code: int) -> int:

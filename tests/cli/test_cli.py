@@ -179,6 +179,26 @@ def test_an_interrupted_run_leaves_nothing(model: Path, capsys: Captured, monkey
     _refused(["optimize", str(model)], "interrupted", model.parent, capsys, code=130)
 
 
+def test_a_terminated_run_leaves_nothing(model: Path) -> None:
+    """SIGTERM while the staged file is being compared."""
+    program = (
+        "import os, signal, sys; from stof_onnx import cli, pipeline\n"
+        "stage = pipeline.stage_model\n"
+        "def staged(*arguments):\n"
+        "    result = stage(*arguments)\n"
+        "    result.__class__.commit = lambda self: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return result\n"
+        "pipeline.stage_model = staged\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "optimize", str(model)],
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    assert done.returncode == 143 and os.listdir(model.parent) == [model.name]
+
+
 def test_as_a_program(model: Path) -> None:
     """Through the installed entry point's module: plain text when it is no terminal."""
     done = subprocess.run(
