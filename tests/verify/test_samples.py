@@ -101,8 +101,9 @@ def test_sizes_that_are_sums() -> None:
         InputRole("mask", np.dtype(np.int64), ("batch", "past + seq"), Role.MASK),
     ]
     ranges = {"past": (DimRange(2, 2, 2), DimRange(7, 7, 7)), "ids": (DimRange(2, 2, 2), DimRange(5, 5, 5))}
-    for sample in make_samples(roles, ranges, 1, None, np.random.default_rng(0)):
-        assert sample.feeds["mask"].shape == (2, 12)
+    for order in (roles, roles[::-1]):
+        for sample in make_samples(order, ranges, 1, None, np.random.default_rng(0)):
+            assert sample.feeds["mask"].shape == (2, 12)
 
 
 def test_inputs_with_defaults_are_not_fed() -> None:

@@ -86,17 +86,27 @@ def make_samples(
     samples = []
     for number in range(max(count, len(kinds))):
         kind = kinds[number] if number < len(kinds) else kinds[number % len(kinds)]
-        sizes = _Sizes(number, rng)
-        feeds = {}
-        for role in roles:
-            bounds = ranges.get(role.name, ())
-            shape = tuple(
-                sizes.of(dim, bounds[axis] if axis < len(bounds) else None, axis) for axis, dim in enumerate(role.dims)
-            )
-            feeds[role.name] = _fill(role, shape, kind, keep_rows, rng)
-        shapes = ", ".join(f"{name} {'x'.join(map(str, v.shape)) or 'scalar'}" for name, v in feeds.items())
-        samples.append(Sample(f"{kind}: {shapes}" if padded else shapes, feeds))
+        shapes = _shapes(roles, ranges, _Sizes(number, rng))
+        feeds = {role.name: _fill(role, shapes[role.name], kind, keep_rows, rng) for role in roles}
+        what = ", ".join(f"{name} {'x'.join(map(str, v.shape)) or 'scalar'}" for name, v in feeds.items())
+        samples.append(Sample(f"{kind}: {what}" if padded else what, feeds))
     return samples
+
+
+def _shapes(
+    roles: Sequence[InputRole], ranges: Mapping[str, tuple[DimRange | None, ...]], sizes: _Sizes
+) -> dict[str, tuple[int, ...]]:
+    """The shape of every input; sums of sizes such as "past + sequence" come after the sizes they are made of."""
+    axes = [
+        (role.name, axis, dim, bounds[axis] if axis < len(bounds) else None)
+        for role in roles
+        for bounds in [ranges.get(role.name, ())]
+        for axis, dim in enumerate(role.dims)
+    ]
+    found: dict[tuple[str, int], int] = {}
+    for name, axis, dim, bound in sorted(axes, key=lambda a: isinstance(a[2], str) and not a[2].isidentifier()):
+        found[name, axis] = sizes.of(dim, bound, axis)
+    return {role.name: tuple(found[role.name, axis] for axis in range(len(role.dims))) for role in roles}
 
 
 class _Sizes:
