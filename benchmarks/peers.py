@@ -26,11 +26,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from stof_models.export import export_model
-from stof_models.grid import GridCase, grid
+from stof_models.grid import GridCase, export_case, grid
 from stof_models.info import ExportInfo
 
 RESULTS = Path(__file__).parents[1] / "build" / "grid" / "peers.json"
+EXPORTS = RESULTS.with_name("exports")  # exported models, kept between runs
 
 FUSED = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"})
 # Largest difference relative to the output's magnitude: generous, a wrong mask is off by far more.
@@ -207,13 +207,11 @@ def _quiet() -> Iterator[None]:
 
 def run_case(case: GridCase) -> tuple[str, dict[str, str]]:
     """Both peers on one case of the grid; empty where the exporter fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        try:
-            info = export_model(case.options, path)
-            found = judge(path, info)
-        except Exception:  # the grid's own table says what fails without any optimizer
-            return case.name, {}
+    try:
+        path, info = export_case(case, EXPORTS)
+        found = judge(path, info)
+    except Exception:  # the grid's own table says what fails without any optimizer
+        return case.name, {}
     return case.name, {peer: result.text(len(info.sites)) for peer, result in found.items()}
 
 

@@ -6,13 +6,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stof_models.errors import ExportError
 from stof_models.masks import KINDS
 from stof_models.options import ATTENTIONS, DTYPES, DYNAMIC, EXPORTERS, MASK_STYLES, NATIVE, ExportOptions
 
+# Named here too, so that --help needs no torch.
 _ARCHITECTURES = (
-    "bert modernbert t5-encoder gpt2 llama mistral gemma2 gemma3 bart-decoder t5-decoder whisper vit swin".split()
+    *("bert", "modernbert", "t5-encoder", "gpt2", "llama", "mistral", "gemma2", "gemma3"),
+    *("bart-decoder", "t5-decoder", "whisper", "vit", "swin"),
+)
+_SAME_NAMES = (
+    *("mask", "cross_mask", "mask_style", "exporter", "attention", "padding", "dynamic", "dtype"),
+    *("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "seq", "seq_kv", "max_seq", "batch", "seed"),
 )
 _DEFAULT_OPSETS = {"torchscript": 17, "dynamo": 18}
 _OPSETS = {"torchscript": range(11, 21), "dynamo": range(18, 25)}
@@ -22,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code: 0, or 2 with one message on stderr."""
     parser = argparse.ArgumentParser(
         prog="stof-onnx export",
-        description="Exports a real transformers architecture with random weights, optionally with a mask from the zoo, "
-        "and writes beside it a JSON file that says which attentions and masks it holds.",
+        description="Exports a real transformers architecture with random weights, optionally with a mask from the "
+        "zoo, and writes beside it a JSON file that says which attentions and masks it holds.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_arguments(parser)
@@ -100,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 def options_of(arguments: argparse.Namespace) -> ExportOptions:
     """The ExportOptions that parsed arguments stand for."""
     given = vars(arguments)
-    mask_fields = {
+    mask_fields: dict[str, Any] = {
         name: given[name]
         for name in ("width", "dilation", "global_tokens", "block", "random_blocks", "prefix", "density")
         if name in given
@@ -110,15 +117,11 @@ def options_of(arguments: argparse.Namespace) -> ExportOptions:
     if opset not in _OPSETS[exporter]:
         known = _OPSETS[exporter]
         raise ExportError(f"the {exporter} exporter writes opsets {known.start} to {known.stop - 1}, not {opset}")
-    names = (
-        "mask cross_mask mask_style exporter attention padding dynamic dtype layers hidden heads kv_heads intermediate "
-        "vocab seq seq_kv max_seq batch seed"
-    ).split()
     return ExportOptions(
         family=given["architecture"],
         opset=opset,
         mask_fields=mask_fields,
-        **{name: given[name] for name in names},
+        **{name: given[name] for name in _SAME_NAMES},
     )
 
 

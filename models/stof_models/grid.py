@@ -7,13 +7,18 @@ seed, so the grid is the same everywhere.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 
 from stof_models.errors import ExportError
 from stof_models.families import FAMILIES
+from stof_models.info import ExportInfo, info_path
 from stof_models.masks import KINDS
 from stof_models.options import ATTENTIONS, DTYPES, DYNAMIC, MASK_STYLES, NATIVE, ExportOptions
 
@@ -60,6 +65,7 @@ class GridCase:
         return "-".join([*parts, o.dtype])
 
 
+@cache
 def grid() -> tuple[GridCase, ...]:
     """All cases, in the order in which they were chosen: any prefix covers as much as it can."""
     rng = random.Random(SEED)
@@ -81,6 +87,77 @@ def grid() -> tuple[GridCase, ...]:
         assert options is not None
         cases.append(GridCase(options))
     return tuple(cases)
+
+
+def subset(count: int) -> tuple[GridCase, ...]:
+    """`count` cases of the grid that cover every single choice and as many pairs as they can, cheap ones first.
+
+    TorchScript exports a tiny model in a fraction of the time that dynamo needs, so a dynamo case has to cover more.
+    """
+    cases = grid()
+    rows = [_pairs(case) for case in cases]
+    uncovered = set().union(*rows)
+    unseen = {choice for pair in uncovered for choice in pair}
+    cost = [1.0 if case.options.exporter == "torchscript" else 1.5 for case in cases]
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(cases)):
+        gains = [
+            -1.0 if i in chosen else (len(row & uncovered) + 10 * len(frozenset().union(*row) & unseen)) / cost[i]
+            for i, row in enumerate(rows)
+        ]
+        best = max(range(len(cases)), key=gains.__getitem__)
+        chosen.append(best)
+        uncovered -= rows[best]
+        unseen -= frozenset().union(*rows[best])
+    return tuple(cases[i] for i in chosen)
+
+
+def export_case(case: GridCase, store: Path) -> tuple[Path, ExportInfo]:
+    """The exported model of a case, and its declaration, from `store` or else exported into it.
+
+    What the exporters' own sources decide is in the folder's name, so a changed exporter exports again.
+    Raises ExportError when the exporter fails; the failure is kept, too.
+    """
+    from stof_models.export import export_model
+
+    folder = store / _digest() / case.name
+    model, failure = folder / "model.onnx", folder / "failure.txt"
+    if failure.exists():
+        raise ExportError(failure.read_text(encoding="utf-8"))
+    if not model.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            export_model(case.options, model)
+        except ExportError as error:
+            failure.write_text(str(error), encoding="utf-8")
+            raise
+    return model, ExportInfo.load(info_path(model))
+
+
+@cache
+def _digest() -> str:
+    found = hashlib.sha256(f"{metadata.version('torch')} {metadata.version('transformers')}".encode())
+    for name in ("export", "injection", "masks", "options", "info"):
+        found.update((Path(__file__).parent / f"{name}.py").read_bytes())
+    for source in sorted((Path(__file__).parent / "families").glob("*.py")):
+        found.update(source.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def _pairs(case: GridCase) -> set[Target]:
+    o = case.options
+    choices = {
+        "family": o.family,
+        "export": (o.exporter, o.opset),
+        "attention": o.attention,
+        "mask": o.mask,
+        "style": o.mask_style,
+        "cross": o.cross_mask,
+        "padding": o.padding,
+        "dynamic": o.dynamic,
+        "dtype": o.dtype,
+    }
+    return {frozenset(pair) for pair in itertools.combinations(choices.items(), 2)}
 
 
 def _combinations() -> Iterator[dict[str, object]]:
@@ -106,7 +183,7 @@ def _options(choices: dict[str, object]) -> ExportOptions | None:
         return None
     if choices["mask"] == choices["cross"] == NATIVE and choices["style"] != MASK_STYLES[0]:
         return None
-    exporter, opset = choices["export"]  # type: ignore[misc]
+    exporter, opset = next(export for export in EXPORTS if export == choices["export"])
     try:
         options = ExportOptions(
             family=family.name,

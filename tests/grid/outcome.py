@@ -18,10 +18,8 @@ import onnx
 import onnxruntime as ort
 import torch
 from onnx import numpy_helper
-
 from stof_models.errors import ExportError
-from stof_models.export import export_model
-from stof_models.grid import GridCase
+from stof_models.grid import GridCase, export_case
 from stof_models.info import ExportInfo, SiteInfo
 from stof_models.masks import MaskSpec
 from stof_onnx import pipeline
@@ -60,7 +58,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     worst: float = 0.0  # largest relative difference of the outputs
     seconds: dict[str, float] = field(default_factory=dict)
-    peers: dict[str, int] = field(default_factory=dict)
+    peers: dict[str, str] = field(default_factory=dict)  # what peers make of it: '2 of 2', or what went wrong
 
     @property
     def errors(self) -> list[str]:
@@ -76,14 +74,14 @@ class Outcome:
         return Outcome(**{**fields, "sites": [SiteOutcome(**site) for site in fields["sites"]]})
 
 
-def evaluate(case: GridCase, folder: Path) -> Outcome:
-    """Runs one case in `folder`; exceptions of the product count as problems."""
+def evaluate(case: GridCase, folder: Path, exports: Path | None = None) -> Outcome:
+    """Runs one case in `folder`; exceptions of the product count as problems. `exports` keeps the exported models."""
     torch.set_num_threads(1)
     outcome = Outcome(case.name)
-    model, optimized = folder / "model.onnx", folder / "model.stof.onnx"
+    optimized = folder / "model.stof.onnx"
     start = time.perf_counter()
     try:
-        info = export_model(case.options, model)
+        model, info = export_case(case, exports or folder)
         samples = _samples(info, _runner(model, case))
     except ExportError as error:
         outcome.export_error = str(error)
@@ -203,11 +201,12 @@ def _settle_sites(
             site.status, site.reason = "refused", refused[name]
         else:
             site.status = "replaced"
-            site.problem = _difference(declared, replaced[name], _node(optimized, name), optimized, largest)
+            if optimized is not None:  # else verification failed, which is a problem of its own
+                site.problem = _difference(declared, replaced[name], _node(optimized, name), optimized, largest)
 
 
-def _node(model: onnx.ModelProto | None, site: str) -> onnx.NodeProto | None:
-    nodes = [] if model is None else [n for n in model.graph.node if n.name == f"{site}/StofAttention"]
+def _node(model: onnx.ModelProto, site: str) -> onnx.NodeProto | None:
+    nodes = [n for n in model.graph.node if n.name == f"{site}/StofAttention"]
     return nodes[0] if nodes else None
 
 
@@ -215,11 +214,11 @@ def _difference(
     declared: SiteInfo,
     site: dict[str, Any],
     node: onnx.NodeProto | None,
-    model: onnx.ModelProto | None,
+    model: onnx.ModelProto,
     largest: dict[str, int],
 ) -> str:
     """How the replacement differs from the declaration, "" when it does not."""
-    if node is None or model is None:
+    if node is None:
         return "the optimized file has no such node"
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     wanted = {

@@ -1,4 +1,8 @@
-"""Runs the grid on several processes: `python -m tests.grid.run [--jobs 2] [--only TEXT]`. Outcomes go to build/grid/."""
+"""Runs the grid on several processes: `python -m tests.grid.run [--jobs 2] [--only TEXT] [--write]`.
+
+A whole run leaves its outcomes in build/grid/, where `tests.grid.table` reads them; `--write` writes docs/grid.md at
+once. Exported models are kept in build/grid/exports/, so that only the first run has to wait for the exporters.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from stof_models.grid import GridCase, grid
+
+from benchmarks.peers import EXPORTS
+from benchmarks.peers import RESULTS as PEERS
 from tests.grid.outcome import Outcome, evaluate
 
 RESULTS = Path(__file__).parents[2] / "build" / "grid" / "outcomes.jsonl"
@@ -21,7 +28,7 @@ RESULTS = Path(__file__).parents[2] / "build" / "grid" / "outcomes.jsonl"
 def run_case(case: GridCase) -> Outcome:
     """One case in a folder of its own, which is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        return evaluate(case, Path(folder))
+        return evaluate(case, Path(folder), EXPORTS)
 
 
 def run_grid(cases: tuple[GridCase, ...], jobs: int) -> Iterator[Outcome]:
@@ -32,8 +39,11 @@ def run_grid(cases: tuple[GridCase, ...], jobs: int) -> Iterator[Outcome]:
 
 
 def load() -> list[Outcome]:
-    """Outcomes of the last whole run, in the grid's order."""
+    """Outcomes of the last whole run, in the grid's order, with those of the peers where they ran."""
     outcomes = [Outcome.from_json(json.loads(line)) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    peers = json.loads(PEERS.read_text(encoding="utf-8")) if PEERS.exists() else {}
+    for outcome in outcomes:
+        outcome.peers = peers.get(outcome.name, {})
     order = {case.name: index for index, case in enumerate(grid())}
     return sorted((o for o in outcomes if o.name in order), key=lambda o: order[o.name])
 
@@ -42,6 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="cases whose name holds this text (nothing is stored)")
+    parser.add_argument("--write", action="store_true", help="write docs/grid.md after a whole run")
     arguments = parser.parse_args()
     cases = tuple(case for case in grid() if arguments.only in case.name)
     start = time.perf_counter()
@@ -52,6 +63,10 @@ def main() -> int:
     if not arguments.only:
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text("".join(json.dumps(o.to_json()) + "\n" for o in outcomes), encoding="utf-8")
+        if arguments.write:
+            from tests.grid.table import write
+
+            write()
     print(f"{time.perf_counter() - start:.0f} s")
     return 1 if any(o.errors for o in outcomes) else 0
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.gemma2 import modeling_gemma2
-
 from stof_models.export import example_inputs
 from stof_models.families import FAMILIES, family
 from stof_models.info import ExportInfo
 from stof_models.options import NATIVE, ExportOptions
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gemma2 import modeling_gemma2
 
 LAYERS = 2
 
@@ -86,7 +85,9 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "mask", "style", "padding"), CASES)
 def test_declared_masks(name: str, mask: str, style: str, padding: bool) -> None:
-    options = ExportOptions(name, mask=mask, mask_style=style, padding=padding, layers=LAYERS, attention=_attention(name))
+    options = ExportOptions(
+        name, mask=mask, mask_style=style, padding=padding, layers=LAYERS, attention=_attention(name)
+    )
     if FAMILIES[name].cross and mask == "longformer":
         options = replace(options, cross_mask="random")
     info, seen = _run(options)

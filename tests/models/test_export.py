@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-
 from stof_models import cli
 from stof_models.errors import ExportError
 from stof_models.export import export_model
@@ -99,7 +98,7 @@ def test_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         raise RuntimeError("no such operator\nlong graph")
 
     monkeypatch.setattr("stof_models.export._export", fail)
-    with pytest.raises(ExportError, match="torchscript exporter failed: RuntimeError: no such operator$"):
+    with pytest.raises(ExportError, match=r"torchscript exporter failed: RuntimeError: no such operator$"):
         export_model(ExportOptions("bert", layers=1), tmp_path / "bert.onnx")
     assert [p.name for p in tmp_path.iterdir()] == ["seen"]
 

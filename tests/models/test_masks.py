@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from stof_models.masks import KINDS, PREFIX_STABLE, MaskSpec, make_mask
 
 

@@ -1,0 +1,140 @@
+"""docs/grid.md from the outcomes of the last whole run: `python -m tests.grid.table`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.grid.outcome import Outcome, SiteOutcome
+from tests.grid.run import load
+
+PEERS = {"ort": "onnxruntime.transformers optimizer", "onnxscript": "onnxscript's fusions for ONNX Runtime"}
+TEMPLATE = """\
+# The grid of exports
+
+Written by `make grid`. Every pair of architecture, exporter, attention implementation, mask, way of giving the mask,
+padding, dynamic axes and dtype that can occur together occurs in some row (`models/stof_models/grid.py`). The exporter
+declares its attention sites and their masks; each replaced site's mask is decoded and compared element by element, and
+the outputs of both files are compared on ONNX Runtime with valid, padded and resized inputs: the largest difference
+may be 2e-5 of the output's magnitude in fp32, 1e-2 in fp16.
+
+```text
+{totals}
+
+{peers}
+```
+
+## Why sites are left alone
+
+| sites | reason |
+|---|---|
+{reasons}
+
+## Every export
+
+The last column: sites fused by the transformer optimizer of ONNX Runtime, and by onnxscript's fusions for it (one
+attention operator of com.microsoft a site; a name is the exception with which it failed).
+
+| export | declared sites | stof-onnx | ort, onnxscript |
+|---|---|---|---|
+{rows}
+
+## Exports that fail without us
+
+{failures}
+
+| export | message |
+|---|---|
+{failed}
+"""
+PEERS = ("ort", "onnxscript")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "grid.md"
+
+
+def totals(outcomes: Iterable[Outcome]) -> str:
+    """The lines that matter, for a terminal and for the document."""
+    outcomes = list(outcomes)
+    exported = [o for o in outcomes if not o.export_error]
+    sites = [site for o in exported for site in o.sites]
+    lines = [
+        f"{len(outcomes)} exports, {len(outcomes) - len(exported)} of which the exporter itself fails on",
+        f"{len(sites)} attention sites: {_counts(sites)}",
+        f"{_share('mask known offline, or none', [s for s in sites if s.static])}",
+        f"{_share('with run-time padding', [s for s in sites if not s.static])}",
+        f"{sum(bool(o.errors) for o in exported)} exports with a wrong mask, a wrong result or a site not found",
+    ]
+    return "\n".join(lines)
+
+
+def static_share(outcomes: Iterable[Outcome]) -> float:
+    """Which part of the sites with a statically known mask (or none) is replaced."""
+    static = [site for o in outcomes if not o.export_error for site in o.sites if site.static]
+    return sum(site.status == "replaced" for site in static) / max(1, len(static))
+
+
+def render(outcomes: list[Outcome]) -> str:
+    """The whole document."""
+    reasons = Counter(site.reason for o in outcomes for site in o.sites if site.status == "refused")
+    failures = Counter(o.export_error for o in outcomes if o.export_error)
+    rows = [f"| {o.name} | {_declared(o)} | {_ours(o)} | {_peers(o)} |" for o in outcomes if not o.export_error]
+    failed = [f"| {o.name} | {_cell(o.export_error)} |" for o in outcomes if o.export_error]
+    return TEMPLATE.format(
+        totals=totals(outcomes),
+        peers=_peer_totals(outcomes),
+        reasons="\n".join(f"| {count} | {_cell(reason)} |" for reason, count in reasons.most_common()),
+        rows="\n".join(rows),
+        failures=f"{len(failed)} exports, {len(failures)} messages.",
+        failed="\n".join(failed),
+    )
+
+
+def _peer_totals(outcomes: list[Outcome]) -> str:
+    sites = sum(len(o.sites) for o in outcomes if not o.export_error)
+    lines = []
+    for name, title in PEERS.items():
+        counts = [o.peers.get(name) for o in outcomes if not o.export_error]
+        fused = sum(count for count in counts if isinstance(count, int))
+        crashed = sum(isinstance(count, str) for count in counts)
+        lines.append(f"{title}: {fused} of {sites} sites fused, {crashed} exports on which it fails")
+    return "\n".join(lines)
+
+
+def _share(what: str, sites: list[SiteOutcome]) -> str:
+    replaced = sum(site.status == "replaced" for site in sites)
+    return f"{what}: {replaced} of {len(sites)} replaced ({replaced / max(1, len(sites)):.1%})"
+
+
+def _counts(sites: list[SiteOutcome]) -> str:
+    counts = Counter(site.status for site in sites)
+    return ", ".join(f"{counts[status]} {status}" for status in ("replaced", "refused", "missing"))
+
+
+def _declared(outcome: Outcome) -> str:
+    return ", ".join(f"{n} x {mask}" for mask, n in Counter(site.mask for site in outcome.sites).items())
+
+
+def _ours(outcome: Outcome) -> str:
+    if outcome.errors:
+        return f"**wrong**: {_cell(outcome.errors[0])}"
+    return _counts(outcome.sites).replace(", 0 missing", "").replace(", 0 refused", "")
+
+
+def _peers(outcome: Outcome) -> str:
+    return ", ".join(str(outcome.peers.get(name, "–")) for name in PEERS)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def write() -> None:
+    """Writes docs/grid.md."""
+    outcomes = load()
+    DOCUMENT.write_text(render(outcomes), encoding="utf-8")
+    print(totals(outcomes))
+    print(f"written: {DOCUMENT}")
+
+
+if __name__ == "__main__":
+    write()
