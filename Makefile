@@ -7,7 +7,7 @@ DEMO := demo
 # Each test worker stays on one core: the workers are the parallelism.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test lint cuda cuda-check setup clean
+.PHONY: demo test grid lint cuda cuda-check setup clean
 
 demo: setup
 	@mkdir -p $(DEMO)
@@ -19,6 +19,11 @@ demo: setup
 
 test: setup lint
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+# The whole grid of exports, with the peers beside it; writes docs/grid.md. The first run waits for the exporters.
+grid: setup
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.peers
+	$(ONE_THREAD) $(BIN)/python -m tests.grid.run --write
 
 lint: setup
 	$(BIN)/ruff check .

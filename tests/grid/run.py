@@ -20,7 +20,7 @@ from stof_models.grid import GridCase, grid
 
 from benchmarks.peers import EXPORTS
 from benchmarks.peers import RESULTS as PEERS
-from tests.grid.outcome import Outcome, evaluate
+from tests.grid.outcome import STATUSES, Outcome, evaluate
 
 RESULTS = Path(__file__).parents[2] / "build" / "grid" / "outcomes.jsonl"
 
@@ -75,7 +75,7 @@ def describe(outcome: Outcome) -> str:
     """One line."""
     if outcome.export_error:
         return f"{outcome.name}: {outcome.export_error}"
-    counts = {s: sum(site.status == s for site in outcome.sites) for s in ("replaced", "refused", "missing")}
+    counts = {s: sum(site.status == s for site in outcome.sites) for s in STATUSES}
     text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     seconds = " ".join(f"{name} {value:.1f}" for name, value in outcome.seconds.items())
     return f"{outcome.name}: {text} ({seconds} s) {'; '.join(outcome.errors)}"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.grid.outcome import Outcome, SiteOutcome
+from tests.grid.outcome import STATUSES, Outcome, SiteOutcome
 from tests.grid.run import load
 
 PEERS = {"ort": "onnxruntime.transformers optimizer", "onnxscript": "onnxscript's fusions for ONNX Runtime"}
@@ -107,7 +107,7 @@ def _share(what: str, sites: list[SiteOutcome]) -> str:
 
 def _counts(sites: list[SiteOutcome]) -> str:
     counts = Counter(site.status for site in sites)
-    return ", ".join(f"{counts[status]} {status}" for status in ("replaced", "refused", "missing"))
+    return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
 
 
 def _declared(outcome: Outcome) -> str:
@@ -117,7 +117,7 @@ def _declared(outcome: Outcome) -> str:
 def _ours(outcome: Outcome) -> str:
     if outcome.errors:
         return f"**wrong**: {_cell(outcome.errors[0])}"
-    return _counts(outcome.sites).replace(", 0 missing", "").replace(", 0 refused", "")
+    return _counts(outcome.sites)
 
 
 def _peers(outcome: Outcome) -> str:
