@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-
 from stof_onnx import cli
 
 torch = pytest.importorskip("torch")
@@ -63,7 +62,7 @@ def test_the_file_is_portable_and_says_so_at_every_size(exported: Path, tmp_path
         mask[0, length // 2 :] = 0
         feeds = {"input_ids": ids, "attention_mask": mask}
         np.testing.assert_allclose(b.run(None, feeds)[0], a.run(None, feeds)[0], rtol=1e-4, atol=1e-5)
-    with pytest.raises(Exception, match="NONZERO|Non-zero|invalid|broadcast"):  # longer than the encoded mask
+    with pytest.raises(Exception, match=r"Non-zero status code"):  # longer than the encoded mask
         b.run(None, {"input_ids": rng.integers(0, 128, (1, 200)), "attention_mask": np.ones((1, 200), np.int64)})
 
 
