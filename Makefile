@@ -7,7 +7,7 @@ DEMO := demo
 # Each test worker stays on one core: the workers are the parallelism.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test grid lint cuda cuda-check setup clean
+.PHONY: demo test grid lint cuda cuda-check plugins setup clean
 
 demo: setup
 	@mkdir -p $(DEMO)
@@ -37,6 +37,17 @@ cuda:
 
 cuda-check:
 	$(PYTHON) cuda/check_spills.py
+
+# The TensorRT plugins and what tests drive them with, against the headers in TENSORRT_INCLUDE_DIR or else those of a
+# wheel (10.14's): build/plugins. `stof-onnx plugin build` is the users' way.
+HEADERS := build/headers
+plugins: cuda
+	@test -n "$(TENSORRT_INCLUDE_DIR)" -o -d $(HEADERS)/kernel_lens || \
+	  $(PYTHON) -m pip install -q --no-deps --target $(HEADERS) kernel-lens==2.0.1
+	@cmake -S trt_plugins -B build/plugins -DCMAKE_BUILD_TYPE=Release -DSTOF_HOST_TESTS=$(CURDIR)/tests/trt/plugins \
+	  -DSTOF_KERNELS_LIBRARY=$(CURDIR)/build/cuda/libstof_kernels.a \
+	  -DTENSORRT_INCLUDE_DIR=$(or $(TENSORRT_INCLUDE_DIR),$(CURDIR)/$(HEADERS)/kernel_lens/include/tensorrt) > /dev/null
+	@cmake --build build/plugins --parallel 2
 
 setup: .venv/.done
 
