@@ -16,7 +16,7 @@ from rich.console import Console
 
 from stof_onnx import __version__
 from stof_onnx.errors import StofError
-from stof_onnx.options import OptimizeOptions, parse_shapes
+from stof_onnx.options import EngineWishes, OptimizeOptions, parse_shapes
 
 _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a problem (one message on stderr)"
 
@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["export"]:
             return _export(arguments[1:])
+        if arguments[:1] == ["bench"]:
+            return _bench(_parser().parse_args(arguments))
         if arguments[:1] == ["plugin"]:
             return _plugin(_parser().parse_args(arguments))
         return _run(_parser().parse_args(arguments))
@@ -69,6 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
         memory_limit=getattr(arguments, "memory_limit", None),
         pictures=getattr(arguments, "pictures", None),
         report=arguments.report,
+        engine=_engine_wishes(arguments),
     )
     console = Console()
     progress = Progress(Console(stderr=True))
@@ -93,6 +96,29 @@ def _export(arguments: list[str]) -> int:
     except ImportError as error:
         advice = "pip install 'stof-onnx[models]'"
         raise StofError(f"exporting models needs {error.name or error}", "export", advice) from error
+
+
+def _engine_wishes(arguments: argparse.Namespace) -> EngineWishes:
+    if arguments.command != "optimize":
+        return EngineWishes(wanted=False)
+    return EngineWishes(
+        wanted=arguments.engine if isinstance(arguments.engine, bool) or arguments.engine is None else True,
+        path=arguments.engine if isinstance(arguments.engine, Path) else None,
+        precision=arguments.precision,
+        embed=arguments.embed,
+        workspace=arguments.workspace,
+        timing_cache=arguments.timing_cache,
+        emit_lowered=arguments.emit_lowered,
+        arch=arguments.arch,
+    )
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from stof_onnx import pipeline
+
+    for line in pipeline.bench(arguments.engine, arguments.against, arguments.seed).text():
+        print(line)
+    return 0
 
 
 def _plugin(arguments: argparse.Namespace) -> int:
@@ -133,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--no-verify", action="store_true", help="write without comparing")
     _common(command)
     _comparison(command)
+    _engine(command)
 
     command = commands.add_parser(
         "inspect",
@@ -146,14 +173,25 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "verify",
-        help="compare an optimized model with its original on ONNX Runtime",
-        description="Runs both models on the same random inputs (padded ones included) and compares every output.",
+        help="compare an optimized model or an engine with its original on ONNX Runtime",
+        description="Runs both models on the same random inputs (padded ones included) and compares every output. An "
+        "engine is run with TensorRT at the sizes it was tuned for.",
         epilog=_EXIT_CODES,
     )
     command.add_argument("model", type=Path, help="the original")
-    command.add_argument("optimized", type=Path, help="the model to compare with it")
+    command.add_argument("optimized", type=Path, help="the model (or .engine) to compare with it")
     _common(command)
     _comparison(command)
+
+    command = commands.add_parser(
+        "bench",
+        help="time an engine with TensorRT",
+        description="Times an engine by CUDA-graph replay at the sizes it was tuned for.",
+        epilog=_EXIT_CODES,
+    )
+    command.add_argument("engine", type=Path, help="the engine")
+    command.add_argument("--against", type=Path, metavar="FILE", help="another engine, or an ONNX model built plain")
+    command.add_argument("--seed", type=int, metavar="N", help="of the random inputs")
 
     _plugin_parser(
         commands.add_parser(
@@ -169,6 +207,42 @@ def _parser() -> argparse.ArgumentParser:
         "export", help="export a real architecture with a mask from the zoo (needs torch)", add_help=False
     )
     return parser
+
+
+def _engine(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("TensorRT engine")
+    group.add_argument(
+        "--engine",
+        type=Path,
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="an engine is demanded (and where to write it; default: the output's name with .engine). Without this "
+        "option one is built where TensorRT and a GPU are there",
+    )
+    group.add_argument("--no-engine", dest="engine", action="store_const", const=False, help="only the ONNX file")
+    group.add_argument("--precision", choices=("fp16", "bf16", "fp32"), default="fp16", help="(%(default)s)")
+    group.add_argument(
+        "--embed",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="put the plugin library into the engine (default: yes)",
+    )
+    group.add_argument("--workspace", type=_size, metavar="BYTES", help="scratch memory a layer may use, e.g. 4G")
+    group.add_argument("--timing-cache", type=Path, metavar="FILE", help="measured tactics, read and extended")
+    group.add_argument(
+        "--emit-lowered",
+        type=Path,
+        metavar="FILE",
+        help="also write the model with plugin nodes, for trtexec, polygraphy and ONNX Runtime's TensorRT provider",
+    )
+    group.add_argument(
+        "--arch",
+        type=int,
+        default=0,
+        metavar="SM",
+        help="GPU that --emit-lowered is for (default: the local one's, else 90)",
+    )
 
 
 def _plugin_parser(command: argparse.ArgumentParser) -> None:

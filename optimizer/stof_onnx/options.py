@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stof_onnx.errors import StofError
@@ -104,6 +104,31 @@ def parse_shapes(texts: Iterable[str]) -> tuple[ShapeSpec, ...]:
 
 
 @dataclass(frozen=True)
+class EngineWishes:
+    """What `optimize` does about a TensorRT engine.
+
+    Attributes:
+        wanted: True: an engine or an error; False: none; None: one where TensorRT and a GPU are there.
+        path: where to write it (default: the optimized model's name with .engine).
+        precision: "fp16", "bf16" or "fp32".
+        embed: put the plugin library into the engine.
+        workspace: bytes of scratch memory a layer may use; None leaves it to TensorRT.
+        timing_cache: file with measured tactics, read and extended.
+        emit_lowered: where to write the model with plugin nodes.
+        arch: compute capability times ten that `emit_lowered` is for; 0: the local GPU's, else 90.
+    """
+
+    wanted: bool | None = None
+    path: Path | None = None
+    precision: str = "fp16"
+    embed: bool = True
+    workspace: int | None = None
+    timing_cache: Path | None = None
+    emit_lowered: Path | None = None
+    arch: int = 0
+
+
+@dataclass(frozen=True)
 class OptimizeOptions:
     """Choices of `optimize`, `inspect` and `verify`.
 
@@ -118,6 +143,7 @@ class OptimizeOptions:
         memory_limit: bytes the comparison may take; above the estimate it checks each site on sampled rows instead.
         pictures: folder for one PNG of each distinct mask.
         report: where to write the JSON report.
+        engine: what to do about a TensorRT engine.
     """
 
     shapes: tuple[ShapeSpec, ...] = ()
@@ -131,3 +157,4 @@ class OptimizeOptions:
     memory_limit: int | None = None
     pictures: Path | None = None
     report: Path | None = None
+    engine: EngineWishes = field(default_factory=EngineWishes)

@@ -6,14 +6,18 @@ from pathlib import Path
 
 from stof_onnx.attention.match import find_attention
 from stof_onnx.attention.rewrite import replace_attention
+from stof_onnx.errors import StofError
 from stof_onnx.graph.inputs import apply_shapes
-from stof_onnx.graph.model import load_model
+from stof_onnx.graph.model import LoadedModel, load_model
 from stof_onnx.graph.save import check_target, stage_model
 from stof_onnx.graph.softmax import rejoin_softmax
 from stof_onnx.options import OptimizeOptions
 from stof_onnx.pictures import draw_masks
 from stof_onnx.progress import Progress
 from stof_onnx.report import Report, check_report_target
+from stof_onnx.trt.availability import why_no_engine
+from stof_onnx.trt.bench import EngineBench, bench_engine
+from stof_onnx.trt.engine_step import ENGINE_SUFFIX, build_engines, emit_lowered, verify_engine
 from stof_onnx.verify.run import Probes, verify_files, verify_staged
 
 
@@ -29,6 +33,8 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
     report = Report("optimize", path, output)
     check_target(output, path)
     check_report_target(options.report, path, output)
+    if options.engine.wanted and (reason := why_no_engine()):
+        raise StofError(f"no engine can be built here: {reason}", "--engine", "Leave --engine out for the ONNX file")
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)
@@ -48,7 +54,30 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
                 report.add_verification(verify_staged(model, probes, staged, options))
         if not report.failed:
             staged.commit()
+    if not report.failed:
+        _engine(report, model, output, options, progress)
     return report
+
+
+def _engine(report: Report, model: LoadedModel, output: Path, options: OptimizeOptions, progress: Progress) -> None:
+    """Lowers and builds as asked for. Without TensorRT or a GPU one line says so, unless an engine was demanded."""
+    wishes = options.engine
+    if wishes.emit_lowered is not None:
+        with progress.step("lower", report.timings):
+            report.lowered = emit_lowered(model, output, wishes.emit_lowered, wishes)
+    if wishes.wanted is False:
+        return
+    reason = why_no_engine()
+    if not reason:
+        try:
+            with progress.step("engine", report.timings):
+                target = wishes.path or output.with_suffix(".engine")
+                report.engine = build_engines(model, output, target, wishes, options.verify, options.seed)
+        except StofError as error:
+            if wishes.wanted:
+                raise
+            reason = str(error)
+    report.no_engine = reason
 
 
 def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
@@ -81,6 +110,10 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
     """
     report = Report("verify", path, other)
     check_report_target(options.report, path, other)
+    if other.suffix == ENGINE_SUFFIX:
+        with progress.step("verify", report.timings):
+            report.engine_check = verify_engine(path, other, options.seed)
+        return report
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)
@@ -92,3 +125,12 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
     with progress.step("verify", report.timings):
         report.add_verification(verify_files(model, Probes(matches), other, options))
     return report
+
+
+def bench(engine: Path, against: Path | None, seed: int | None) -> EngineBench:
+    """Times the engine, and what it is compared with: another engine or an ONNX model, built plain.
+
+    Raises:
+        StofError: TensorRT or a GPU is missing, or an engine does not load.
+    """
+    return bench_engine(engine, against, seed)

@@ -21,9 +21,12 @@ from stof_onnx.graph.save import same_file
 from stof_onnx.mask.encoded import EncodedMask
 from stof_onnx.mask.statistics import MaskStats, statistics
 from stof_onnx.pictures import MaskPicture
+from stof_onnx.trt.choose import EngineResult
+from stof_onnx.trt.engine_step import EngineCheck
+from stof_onnx.trt.lower import Lowered
 from stof_onnx.verify.result import Verification
 
-_LIBRARIES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "polygraphy", "numpy")
+_LIBRARIES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "polygraphy", "numpy", "tensorrt")
 
 
 @dataclass
@@ -99,6 +102,10 @@ class Report:
     pictures: list[MaskPicture] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    lowered: Lowered | None = None
+    engine: EngineResult | None = None
+    no_engine: str = ""  # why there is none, where one was not refused
+    engine_check: EngineCheck | None = None
 
     @property
     def found(self) -> int:
@@ -113,7 +120,8 @@ class Report:
     @property
     def failed(self) -> bool:
         """True when the comparison was made and failed."""
-        return self.verification is not None and not self.verification.passed
+        engine_wrong = self.engine_check is not None and not self.engine_check.passed
+        return engine_wrong or (self.verification is not None and not self.verification.passed)
 
     def add_matches(self, model: LoadedModel, matches: Sequence[AttentionMatch], refusals: Sequence[Refusal]) -> None:
         """Notes what the matcher found."""
@@ -142,6 +150,10 @@ class Report:
                 "sites": [vars(s) for s in self.sites],
             },
             "verify": None if self.verification is None else self.verification.to_json(),
+            "lowered": None if self.lowered is None else self.lowered.to_json(),
+            "engine": None if self.engine is None else self.engine.to_json(),
+            "no_engine": self.no_engine,
+            "engine_check": None if self.engine_check is None else self.engine_check.to_json(),
             "notes": self.notes,
             "timings": {name: round(seconds, 4) for name, seconds in self.timings.items()},
             "versions": versions(),

@@ -34,6 +34,7 @@ def _lines(report: Report) -> Iterator[str]:
     if report.command != "verify":
         yield from _sites(report.sites)
         yield from _refused(report)
+    yield from _engine(report)
     for note in report.notes:
         yield f"note: {note}"
     for number, picture in enumerate(report.pictures):
@@ -41,6 +42,33 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"\nmask {number} of {_shorten(picture.sites)}{where}"
         yield picture.text
     yield "time: " + ", ".join(f"{name} {value:.1f} s" for name, value in report.timings.items())
+
+
+def _engine(report: Report) -> Iterator[str]:
+    check, result = report.engine_check, report.engine
+    if check is not None:
+        error = f"largest difference {check.error.max_abs:.2e}, relative {check.error.relative:.2e}"
+        yield f"compared with ONNX Runtime at the sizes the engine was tuned for: {error}"
+    if report.lowered is not None:
+        sites = report.lowered.sites
+        yield f"lowered: {report.lowered.plugins} of {len(sites)} attentions are plugin nodes"
+    if report.no_engine:
+        yield f"no engine: {report.no_engine}"
+    if result is None:
+        return
+    yield f"engine: {result.path} ({result.kept})"
+    for candidate in (result.plain, result.stof):
+        if candidate.timing is not None and candidate.engine is not None:
+            error = "" if candidate.error is None else f", relative error {candidate.error.relative:.1e}"
+            size = f"{len(candidate.engine.data) / 2**20:.1f} MiB, built in {candidate.engine.seconds:.1f} s"
+            yield f"    {candidate.kind}: {candidate.timing.median:.4f} ms{error}, {size}"
+        if candidate.problem:
+            yield f"    {candidate.kind}: {candidate.problem}"
+    if result.speedup is not None:
+        yield f"    {result.speedup:.2f} times as fast as the plain engine"
+    for site in result.sites:
+        if not site.kernel:
+            yield f"    left to TensorRT: {site.name}: {site.reason}"
 
 
 def _headline(report: Report) -> str:

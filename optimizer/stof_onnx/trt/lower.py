@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import inliner
@@ -54,6 +55,11 @@ class Lowered:
     @property
     def plugins(self) -> int:
         return sum(1 for site in self.sites if site.kernel)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report."""
+        sites = [asdict(site) for site in self.sites]
+        return {"packed": self.packed, "flattened": self.flattened, "sites": sites}
 
 
 def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:

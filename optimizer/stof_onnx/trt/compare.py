@@ -1,0 +1,47 @@
+"""Whether an engine computes what ONNX Runtime does, judged by what the plain engine of the same precision needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+_FACTOR = 2.0  # our error may be this many times the plain engine's
+_FLOOR = {"fp32": 1e-4, "fp16": 4e-3, "bf16": 3e-2}  # and this much of the largest value in any case
+
+
+@dataclass(frozen=True)
+class EngineError:
+    """The largest absolute difference from the reference, and that over the largest absolute reference value.
+
+    `nonfinite`: positions where one side is finite and the other is not.
+    """
+
+    max_abs: float
+    relative: float
+    nonfinite: int
+
+
+def measure(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> EngineError:
+    """The worst error over all outputs."""
+    worst = EngineError(0.0, 0.0, 0)
+    for name, expected in reference.items():
+        want, got = expected.astype(np.float64), outputs[name].astype(np.float64)
+        if want.shape != got.shape:
+            return EngineError(float("inf"), float("inf"), int(want.size))
+        both = np.isfinite(want) & np.isfinite(got)
+        agree = both | (want == got) | (np.isnan(want) & np.isnan(got))
+        error = float(np.abs(want - got)[both].max(initial=0.0))
+        scale = float(np.abs(want)[np.isfinite(want)].max(initial=0.0)) or 1.0
+        worst = EngineError(
+            max(worst.max_abs, error), max(worst.relative, error / scale), worst.nonfinite + int((~agree).sum())
+        )
+    return worst
+
+
+def passes(error: EngineError, plain: EngineError | None, precision: str) -> bool:
+    """The rule: relative error at most twice the plain engine's or the floor of the precision, whichever is larger."""
+    most = max(_FLOOR[precision], _FACTOR * plain.relative if plain is not None else 0.0)
+    allowed_nonfinite = plain.nonfinite if plain is not None else 0
+    return error.nonfinite <= allowed_nonfinite and error.relative <= most

@@ -1,0 +1,114 @@
+"""The few calls of the CUDA runtime that engines need, over cuda-bindings: memory, streams, events, graphs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from stof_onnx.errors import StofError
+
+
+def runtime() -> Any:
+    """The module with the runtime's functions.
+
+    Raises:
+        StofError: cuda-bindings is not installed.
+    """
+    for name in ("cuda.bindings.runtime", "cuda.cudart"):
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise StofError("cuda-bindings is not installed", "cuda", "pip install 'stof-onnx[gpu]'")
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Calls a function of the runtime and returns what follows its status.
+
+    Raises:
+        StofError: the call failed.
+    """
+    status, *values = getattr(runtime(), name)(*arguments)
+    if int(status) != 0:
+        raise StofError(f"{name} failed: {getattr(status, 'name', status)}", "cuda", "Check the GPU and its driver")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def capability() -> tuple[int, int]:
+    """Compute capability times ten, and the number of multiprocessors, of device 0.
+
+    Raises:
+        StofError: no GPU.
+    """
+    if call("cudaGetDeviceCount") < 1:
+        raise StofError("there is no GPU", "cuda")
+    attributes = runtime().cudaDeviceAttr
+    read = [
+        int(call("cudaDeviceGetAttribute", attribute, 0))
+        for attribute in (
+            attributes.cudaDevAttrComputeCapabilityMajor,
+            attributes.cudaDevAttrComputeCapabilityMinor,
+            attributes.cudaDevAttrMultiProcessorCount,
+        )
+    ]
+    return 10 * read[0] + read[1], read[2]
+
+
+def name() -> str:
+    """The name of device 0."""
+    text = call("cudaGetDeviceProperties", 0).name
+    return text.decode().rstrip("\0") if isinstance(text, bytes) else str(text)
+
+
+def free_memory() -> int:
+    """Bytes of device memory that are free."""
+    return int(call("cudaMemGetInfo")[0])
+
+
+class Buffer:
+    """Device memory, freed with the object."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = max(nbytes, 1)
+        self.pointer = int(call("cudaMalloc", self.nbytes))
+
+    def put(self, array: np.ndarray) -> None:
+        kind = runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
+        call("cudaMemcpy", self.pointer, array.ctypes.data, array.nbytes, kind)
+
+    def get(self, array: np.ndarray) -> None:
+        kind = runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
+        call("cudaMemcpy", array.ctypes.data, self.pointer, array.nbytes, kind)
+
+    def fill(self, byte: int) -> None:
+        call("cudaMemset", self.pointer, byte, self.nbytes)
+
+    def free(self) -> None:
+        if self.pointer:
+            call("cudaFree", self.pointer)
+            self.pointer = 0
+
+    def __del__(self) -> None:
+        import contextlib
+
+        with contextlib.suppress(Exception):  # the interpreter may be going down
+            self.free()
+
+
+class Timer:
+    """A pair of events on a stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.events = [call("cudaEventCreate") for _ in range(2)]
+
+    def start(self) -> None:
+        call("cudaEventRecord", self.events[0], self.stream)
+
+    def stop(self) -> float:
+        """Milliseconds since `start`, once the stream has got there."""
+        call("cudaEventRecord", self.events[1], self.stream)
+        call("cudaEventSynchronize", self.events[1])
+        return float(call("cudaEventElapsedTime", *self.events))

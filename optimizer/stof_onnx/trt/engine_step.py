@@ -1,0 +1,134 @@
+"""The engine part of `optimize`, and `verify` and `bench` of engines: what the pipeline calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from stof_onnx.errors import StofError
+from stof_onnx.graph.model import LoadedModel
+from stof_onnx.kernels.select import Device
+from stof_onnx.options import DimRange, EngineWishes
+from stof_onnx.trt import availability, plugin_build
+from stof_onnx.trt.build import BuildOptions, Profile
+from stof_onnx.trt.choose import EngineResult, lower_options, make_engine, profile_of
+from stof_onnx.trt.compare import EngineError, measure, passes
+from stof_onnx.trt.lower import EMITTED_DOMAIN, Lowered, lower_file, save_lowered
+from stof_onnx.trt.manifest import plugin_library_of, read_manifest
+from stof_onnx.trt.session import EngineSession
+from stof_onnx.verify.roles import InputRole, input_roles
+from stof_onnx.verify.samples import make_samples
+from stof_onnx.verify.session import Runner
+
+ENGINE_SUFFIX = ".engine"
+
+
+def find_plugin_library() -> Path:
+    """The plugin library for the installed TensorRT, built if need be.
+
+    Raises:
+        StofError: there is none and none can be built.
+    """
+    return plugin_build.plugin_library(".".join(map(str, availability.version())))
+
+
+def build_engines(
+    model: LoadedModel, portable: Path, target: Path, wishes: EngineWishes, verify: bool, seed: int | None
+) -> EngineResult:
+    """Builds and keeps the faster engine of `model` (as loaded) and its optimized file.
+
+    Raises:
+        StofError: whatever stands in the way of an engine.
+    """
+    roles = input_roles(model.proto, ())
+    options = BuildOptions(
+        precision=wishes.precision,
+        profile=_profile(model, roles),
+        plugins=find_plugin_library(),
+        embed=wishes.embed,
+        workspace=wishes.workspace,
+        timing_cache=wishes.timing_cache,
+    )
+    feeds = opt_feeds(roles, options.profile, seed)
+    reference = Runner(model.proto, model.base_dir).run if verify else None
+    return make_engine(model.path, portable, target, options, feeds, reference)
+
+
+def emit_lowered(model: LoadedModel, portable: Path, target: Path, wishes: EngineWishes) -> Lowered:
+    """Writes the lowered model for trtexec, polygraphy and ONNX Runtime's TensorRT provider. Needs no GPU.
+
+    Raises:
+        StofError: an axis that nothing bounds, or a file that can not be written.
+    """
+    device = Device(wishes.arch) if wishes.arch else _device_or_default()
+    options = lower_options(wishes.precision, _profile(model, input_roles(model.proto, ())), device)
+    lowered = lower_file(portable, replace(options, domain=EMITTED_DOMAIN))
+    save_lowered(lowered.model, target)
+    return lowered
+
+
+def _profile(model: LoadedModel, roles: Sequence[InputRole]) -> Profile:
+    return profile_of({role.name: role.dims for role in roles}, model.input_ranges)
+
+
+def _device_or_default() -> Device:
+    try:
+        return availability.device()
+    except StofError:
+        return Device()
+
+
+def opt_feeds(
+    roles: Sequence[InputRole], profile: Mapping[str, tuple[DimRange, ...]], seed: int | None
+) -> dict[str, np.ndarray]:
+    """Random inputs at the sizes to tune for."""
+    fixed = {n: tuple(DimRange(d.opt, d.opt, d.opt) for d in dims) for n, dims in profile.items()}
+    rng = np.random.default_rng(secrets.randbits(32) if seed is None else seed)
+    return make_samples(roles, fixed, 1, None, rng)[0].feeds
+
+
+@dataclass(frozen=True)
+class EngineCheck:
+    """The comparison of an engine with its model on ONNX Runtime."""
+
+    engine: Path
+    error: EngineError
+    precision: str
+    passed: bool
+
+    def to_json(self) -> dict[str, object]:
+        """For the report."""
+        return {"engine": str(self.engine), **asdict(self.error), "precision": self.precision, "passed": self.passed}
+
+
+def load_engine(engine: Path) -> EngineSession:
+    """A session of the engine file, with the plugin library that its manifest names.
+
+    Raises:
+        StofError: TensorRT or a GPU is missing, or the engine does not load.
+    """
+    if reason := availability.why_no_engine():
+        raise StofError(reason, str(engine))
+    return EngineSession(engine, plugin_library_of(engine))
+
+
+def verify_engine(model: Path, engine: Path, seed: int | None) -> EngineCheck:
+    """Runs both on the same random inputs at the sizes the engine was tuned for.
+
+    Raises:
+        StofError: one of them can not be run.
+    """
+    session = load_engine(engine)
+    proto = onnx.load(str(model), load_external_data=False)
+    fixed = {n: tuple(DimRange(d, d, d) for d in shape) for n, shape in session.opt_shapes().items()}
+    feeds = opt_feeds(input_roles(proto, ()), fixed, seed)
+    expected = Runner(proto, model.parent).run(feeds)
+    error = measure(session.run(feeds), expected)
+    precision = str(read_manifest(engine).get("precision", "fp16"))
+    plain = read_manifest(engine).get("measured", {}).get("plain", {}).get("error")
+    return EngineCheck(engine, error, precision, passes(error, EngineError(**plain) if plain else None, precision))

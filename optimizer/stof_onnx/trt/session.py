@@ -1,0 +1,222 @@
+"""Runs a TensorRT engine: outputs, times by CUDA-graph replay, per-layer times, memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stof_onnx.errors import StofError
+from stof_onnx.trt import cuda
+from stof_onnx.trt.availability import load_plugins, tensorrt
+from stof_onnx.trt.build import logger
+
+_WARM_UP = 5
+_DTYPES = {
+    "FLOAT": np.float32,
+    "HALF": np.float16,
+    "INT8": np.int8,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds an inference: median, p90, p99, and whether a CUDA graph was replayed. `count` launches."""
+
+    median: float
+    p90: float
+    p99: float
+    graph: bool
+    count: int
+
+
+class EngineSession:
+    """One engine with one execution context and a stream.
+
+    Args:
+        engine: serialized bytes, or the file.
+        plugins: the plugin library of an engine that does not embed it.
+
+    Raises:
+        StofError: the engine can not be read or does not load here.
+    """
+
+    def __init__(self, engine: bytes | Path, plugins: Path | None = None) -> None:
+        trt = tensorrt()
+        where = str(engine) if isinstance(engine, Path) else "engine"
+        if plugins is not None:
+            load_plugins(plugins)
+        try:
+            data = engine.read_bytes() if isinstance(engine, Path) else engine
+        except OSError as error:
+            raise StofError(f"can not be read ({error.strerror})", where) from error
+        log = logger()
+        log.errors.clear()
+        before = cuda.free_memory()
+        self._runtime = trt.Runtime(log)
+        self._runtime.engine_host_code_allowed = True  # embedded plugins are host code
+        self.engine = self._runtime.deserialize_cuda_engine(data)
+        if self.engine is None:
+            reason = "; ".join(log.errors[-2:]) or "no reason given"
+            raise StofError(f"TensorRT {trt.__version__} can not load the engine: {reason}", where, _advice(log.errors))
+        self.context = self.engine.create_execution_context()
+        if self.context is None:
+            raise StofError("no execution context: " + "; ".join(log.errors[-2:]), where, "Free device memory")
+        self.memory = before - cuda.free_memory()  # bytes: weights, constants, activations
+        self.stream = cuda.call("cudaStreamCreate")
+        names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
+        is_input = {n: self.engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT for n in names}
+        self.inputs = [n for n in names if is_input[n]]
+        self.outputs = [n for n in names if not is_input[n]]
+        self._buffers: dict[str, cuda.Buffer] = {}
+
+    def dtype(self, name: str) -> np.dtype:
+        """The numpy dtype of an input or output."""
+        kind = self.engine.get_tensor_dtype(name).name
+        if kind not in _DTYPES:
+            raise StofError(f"'{name}' is {kind}, which numpy has not", "engine", "Run it with TensorRT itself")
+        return np.dtype(_DTYPES[kind])
+
+    def opt_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each input that the engine was tuned for."""
+        shapes = {}
+        for name in self.inputs:
+            shape = tuple(self.engine.get_tensor_shape(name))
+            if any(size < 0 for size in shape):
+                shape = tuple(self.engine.get_tensor_profile_shape(name, 0)[1])
+            shapes[name] = shape
+        return shapes
+
+    def bind(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Copies the inputs to the device and allocates the outputs, poisoned.
+
+        Raises:
+            StofError: a missing input, or a shape outside the engine's profile.
+        """
+        arrays = {}
+        for name in self.inputs:
+            if name not in feeds:
+                raise StofError(f"no values for the input '{name}'", "engine")
+            arrays[name] = np.ascontiguousarray(feeds[name].astype(self.dtype(name), copy=False))
+            if not self.context.set_input_shape(name, arrays[name].shape):
+                found = "x".join(map(str, arrays[name].shape))
+                raise StofError(f"input '{name}' of {found} is outside the engine's profile", "engine")
+        for name in (*self.inputs, *self.outputs):
+            shape = tuple(self.context.get_tensor_shape(name))
+            if any(size < 0 for size in shape):
+                raise StofError(f"the shape of '{name}' depends on the data", "engine", "Run it with TensorRT itself")
+            nbytes = math.prod(shape) * self.dtype(name).itemsize
+            if name not in self._buffers or self._buffers[name].nbytes < nbytes:
+                self._buffers[name] = cuda.Buffer(nbytes)
+            buffer = self._buffers[name]
+            if name in arrays:
+                buffer.put(arrays[name])
+            else:
+                buffer.fill(0xFF)
+            self.context.set_tensor_address(name, buffer.pointer)
+
+    def execute(self) -> None:
+        """Enqueues one inference of what `bind` bound.
+
+        Raises:
+            StofError: the launch failed.
+        """
+        if not self.context.execute_async_v3(int(self.stream)):
+            raise StofError("the inference failed: " + "; ".join(logger().errors[-2:]), "engine")
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name."""
+        self.bind(feeds)
+        self.execute()
+        cuda.call("cudaStreamSynchronize", self.stream)
+        found = {}
+        for name in self.outputs:
+            found[name] = np.empty(tuple(self.context.get_tensor_shape(name)), self.dtype(name))
+            self._buffers[name].get(found[name])
+        return found
+
+    def time(self, feeds: Mapping[str, np.ndarray], seconds: float = 0.5, use_graph: bool = True) -> Timing:
+        """Times inferences for about `seconds`, by replays of a CUDA graph where the engine can be captured."""
+        self.bind(feeds)
+        for _ in range(_WARM_UP):
+            self.execute()
+        cuda.call("cudaStreamSynchronize", self.stream)
+        graph = self._capture() if use_graph else None
+        launch = self.execute if graph is None else (lambda: cuda.call("cudaGraphLaunch", graph, self.stream))
+        timer = cuda.Timer(self.stream)
+        times: list[float] = []
+        for _ in range(_WARM_UP):
+            launch()
+        while (sum(times) < 1e3 * seconds and len(times) < 2000) or len(times) < 10:
+            timer.start()
+            launch()
+            times.append(timer.stop())
+        if graph is not None:
+            cuda.call("cudaGraphExecDestroy", graph)
+        median, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
+        return Timing(median, p90, p99, graph is not None, len(times))
+
+    def layer_times(self, feeds: Mapping[str, np.ndarray], rounds: int = 10) -> dict[str, float]:
+        """Microseconds of each layer, by TensorRT's profiler (which adds its own cost to short layers)."""
+        trt = tensorrt()
+
+        class Profiler(trt.IProfiler):  # type: ignore[name-defined]
+            def __init__(self) -> None:
+                trt.IProfiler.__init__(self)
+                self.times: dict[str, float] = {}
+
+            def report_layer_time(self, name: str, ms: float) -> None:
+                self.times[name] = self.times.get(name, 0.0) + ms
+
+        self.bind(feeds)
+        profiler = Profiler()
+        self.context.profiler = profiler
+        for round_ in range(rounds + 2):
+            if round_ == 2:
+                profiler.times.clear()
+            self.execute()
+            cuda.call("cudaStreamSynchronize", self.stream)
+        return {name: 1e3 * ms / rounds for name, ms in profiler.times.items()}
+
+    def close(self) -> None:
+        """Frees everything on the device."""
+        for buffer in self._buffers.values():
+            buffer.free()
+        self._buffers.clear()
+        self.context = None
+        self.engine = None
+        cuda.call("cudaStreamDestroy", self.stream)
+
+    def _capture(self) -> Any:
+        """The executable graph of one inference, or None where capturing is not possible."""
+        mode = cuda.runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        cuda.call("cudaStreamBeginCapture", self.stream, mode)
+        try:
+            self.execute()
+        except StofError:
+            cuda.runtime().cudaStreamEndCapture(self.stream)
+            return None
+        status, graph = cuda.runtime().cudaStreamEndCapture(self.stream)
+        if int(status) != 0:
+            cuda.runtime().cudaGetLastError()
+            return None
+        instance = cuda.call("cudaGraphInstantiate", graph, 0)
+        cuda.call("cudaGraphDestroy", graph)
+        return instance
+
+
+def _advice(errors: list[str]) -> str:
+    text = " ".join(errors).lower()
+    if "getplugincreator" in text or ("plugin" in text and "not found" in text):
+        return "Its plugin library is not in the engine: set STOF_PLUGIN_LIBRARY, or build with --embed"
+    if "temp" in text or "permission" in text or "dlopen" in text:
+        return "Embedded plugins need a temporary directory that is writable and not noexec, or build with --no-embed"
+    return "Build it anew with this TensorRT"
