@@ -25,8 +25,8 @@ __device__ __forceinline__ uint32_t fragment_bits16(const MaskView& m, int entry
   return bits;
 }
 
-// Lane's bits of a 16-row band of kCols columns, 64 columns to a word, for a mask tile exactly kCols wide.
-template <int kCols>
+// Lane's bits of a 16-row band of kCols columns, 64 columns to a word, for mask tiles of exactly kRows x kCols.
+template <int kRows, int kCols>
 struct BandBits {
   static constexpr int kWords = kCols <= 64 ? 1 : kCols / 64;
   static_assert(kCols == 32 || kCols % 64 == 0);
@@ -34,7 +34,7 @@ struct BandBits {
 
   __device__ void load(const MaskView& m, int entry, int m16, int lane) {
     if (m.bitmap_order == BitmapOrder::kFragments) {
-      const int64_t band = static_cast<int64_t>(entry) * (m.tile_m / 16) + m16;
+      const int64_t band = static_cast<int64_t>(entry) * (kRows / 16) + m16;
       if constexpr (kCols == 32) {
         word[0] = __ldg(reinterpret_cast<const uint16_t*>(m.bitmap) + band * 32 + lane);
       } else {

@@ -13,8 +13,8 @@ template <typename T, DType kType>
 BlockInstances exact_instances() {
   static constexpr BlockInstance kInstances[] = {
       block_instance<Exact<T, 32, 1, 64, 4, 2, true, 4>>(kType),
-      block_instance<Exact<T, 64, 1, 32, 4, 2, true, 4>>(kType),
-      block_instance<Exact<T, 64, 1, 64, 4, 2, false, 4>>(kType),
+      block_instance<Exact<T, 64, 2, 32, 2, 2, false, 6>>(kType),
+      block_instance<Exact<T, 64, 1, 64, 4, 2, true, 4>>(kType),
       block_instance<Exact<T, 64, 2, 64, 4, 2, true, 2>>(kType),
       block_instance<Exact<T, 64, 2, 32, 4, 2, false, 3>>(kType),
       block_instance<Exact<T, 96, 1, 64, 4, 2, true, 3>>(kType),

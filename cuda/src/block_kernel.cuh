@@ -38,6 +38,9 @@ template <typename T>
 struct BlockState {
   const T* k;      // at (b, kv head)
   const T* v;
+  int64_t out;     // offset of (b, h) in O
+  int slot;        // of a split piece, else -1
+  int first_row;   // of the queries
   int limit;       // keys that exist
   int full;        // entries below it are full tiles, the rest part tiles
   int full_first;  // list entry e is full_col_idx[full_first + e], or, past the full ones, part_col_idx[part_first + e]
@@ -95,6 +98,9 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
     if (threadIdx.x == 0) {
       block.k = static_cast<const T*>(p.k.ptr) + item.b * p.k.stride_b + item.kv_head * p.k.stride_h;
       block.v = static_cast<const T*>(p.v.ptr) + item.b * p.v.stride_b + item.kv_head * p.v.stride_h;
+      block.out = item.b * p.o.stride_b + item.h * p.o.stride_h;
+      block.first_row = first_row;
+      block.slot = item.splits > 1 ? item.slot : -1;
       block.limit = limit;
       block.full = list.full << sub_shift;
       block.full_first = list.full_first;
@@ -146,7 +152,7 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
 #pragma unroll
     for (int x = 0; x < kAhead; ++x) load(begin + x, columns[x]);
 
-    BandBits<kCols> bits[kBands];
+    BandBits<Traits::kRows, kCols> bits[kBands];
     auto load_bits = [&](int i) {
       if (i >= block.full && i < count) {
         const int entry = block.part_first + (i >> sub_shift);
@@ -208,7 +214,7 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
 #pragma unroll
           for (int j = 0; j < kBlocks8; ++j) s[0][j][0] = s[0][j][1] = s[0][j][2] = s[0][j][3] = 0.f;
         } else {
-          modifier.apply(p, s[0], first_row + warp * 16 + lane / 4, first_key + 2 * (lane % 4), pass == 0);
+          modifier.apply(p, s[0], block.first_row + warp * 16 + lane / 4, first_key + 2 * (lane % 4), pass == 0);
         }
       }
       if (masked) {
@@ -242,14 +248,13 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
       state[band][1].sum = quad_sum(state[band][1].sum);
     }
 
-    const WorkItem done = work_item(schedule, opaque(blockIdx.x));  // again, not kept in registers over the loop
-    if (done.splits > 1) {
+    if (schedule.splits > 1 && block.slot >= 0) {
 #pragma unroll
       for (int band = 0; band < kBands; ++band)
-        store_partial(p, Traits::kRows, done.slot, (warp * kBands + band) * 16 + lane / 4, lane, o[band], state[band], log2_scale);
+        store_partial(p, Traits::kRows, block.slot, (warp * kBands + band) * 16 + lane / 4, lane, o[band], state[band], log2_scale);
       return;
     }
-    T* const out = static_cast<T*>(p.o.ptr) + done.b * p.o.stride_b + done.h * p.o.stride_h;
+    T* const out = static_cast<T*>(p.o.ptr) + block.out;
     const float unseen = p.masked_row == MaskedRow::kNan ? NAN : 0.f;
 #pragma unroll
     for (int band = 0; band < kBands; ++band) {
@@ -257,14 +262,14 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
       normalise(o[band], 1, state[band][1], unseen);
     }
     if constexpr (!Traits::kGeneral) {
-      store_staged<T, QTile>(out, p.o.stride_s, first_row, p.seq_q, p.v_dim, q_shared, o, warp, lane);
+      store_staged<T, QTile>(out, p.o.stride_s, block.first_row, p.seq_q, p.v_dim, q_shared, o, warp, lane);
       return;
     } else {
       const bool second = p.masked_row == MaskedRow::kMean || p.masked_row == MaskedRow::kScores;
       bool left = false;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = first_row + warp * 16 + lane / 4 + 8 * i;
+        const int row = block.first_row + warp * 16 + lane / 4 + 8 * i;
         const bool seen = state[0][i].sum != 0.f;
         if (pass == 0) filled[i] = seen || !second;
         // Scores that are all -inf are not a masked row: their softmax is NaN.

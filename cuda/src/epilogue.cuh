@@ -37,12 +37,12 @@ __device__ __forceinline__ void store_partial(const AttentionParams& p, int kern
 // Normalises one row half of a band: what it holds where no key was seen is `unseen`.
 template <int kOut8>
 __device__ __forceinline__ void normalise(float (&o)[kOut8][4], int i, const RowState& row, float unseen) {
-  const bool seen = row.sum != 0.f;
-  const float inverse = 1.f / row.sum;
+  const float inverse = __fdividef(1.f, row.sum);
 #pragma unroll
-  for (int d = 0; d < kOut8; ++d) {
-    o[d][2 * i] = seen ? o[d][2 * i] * inverse : unseen;
-    o[d][2 * i + 1] = seen ? o[d][2 * i + 1] * inverse : unseen;
+  for (int d = 0; d < kOut8; ++d) o[d][2 * i] *= inverse, o[d][2 * i + 1] *= inverse;
+  if (row.sum == 0.f) {
+#pragma unroll
+    for (int d = 0; d < kOut8; ++d) o[d][2 * i] = o[d][2 * i + 1] = unseen;
   }
 }
 
@@ -61,6 +61,7 @@ __device__ __forceinline__ void store_staged(T* out, int64_t stride, int first_r
                                              const float (&o)[kBands][kOut8][4], int warp, int lane) {
   static_assert(sizeof(T) == 2);
   constexpr int kWarpRows = 16 * kBands;
+  __syncwarp();  // all lanes have read Q
 #pragma unroll
   for (int band = 0; band < kBands; ++band) {
 #pragma unroll
@@ -72,12 +73,24 @@ __device__ __forceinline__ void store_staged(T* out, int64_t stride, int first_r
     }
   }
   __syncwarp();
-#pragma unroll 4
-  for (int x = lane; x < kWarpRows * Tile::kChunks; x += 32) {
-    const int local = warp * kWarpRows + x / Tile::kChunks, chunk = x % Tile::kChunks;
-    if (first_row + local < row_limit && chunk * Tile::kVec < v_dim)
-      *reinterpret_cast<uint4*>(out + static_cast<int64_t>(first_row + local) * stride + chunk * Tile::kVec) =
-          *reinterpret_cast<const uint4*>(tile + Tile::offset(local, chunk));
+  // Each step takes whole rows; lanes keep their chunk.
+  constexpr int kStep = 32 / Tile::kChunks > 0 && 32 % Tile::kChunks == 0 ? 32 / Tile::kChunks : 0;
+  if constexpr (kStep > 0) {
+    const int row = lane / Tile::kChunks, chunk = lane % Tile::kChunks, local = warp * kWarpRows + row;
+    const int rows = chunk * Tile::kVec < v_dim ? row_limit - first_row - local : 0;
+    T* to = out + static_cast<int64_t>(first_row + local) * stride + chunk * Tile::kVec;
+#pragma unroll
+    for (int x = 0; x < kWarpRows; x += kStep) {
+      if (x < rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(tile + Tile::offset(local + x, chunk));
+      to += kStep * stride;
+    }
+  } else {
+    for (int x = lane; x < kWarpRows * Tile::kChunks; x += 32) {
+      const int local = warp * kWarpRows + x / Tile::kChunks, chunk = x % Tile::kChunks;
+      if (first_row + local < row_limit && chunk * Tile::kVec < v_dim)
+        *reinterpret_cast<uint4*>(out + static_cast<int64_t>(first_row + local) * stride + chunk * Tile::kVec) =
+            *reinterpret_cast<const uint4*>(tile + Tile::offset(local, chunk));
+    }
   }
 }
 

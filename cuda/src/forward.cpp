@@ -20,6 +20,7 @@ const char* bad_tensor(const TensorView& t, int64_t element_bytes) {
   if (!aligned16(t.ptr)) return "a tensor that is not 16-byte aligned";
   for (const int64_t stride : {t.stride_b, t.stride_h, t.stride_s})
     if (stride * element_bytes % 16 != 0) return "a tensor stride that is not a multiple of 16 bytes";
+  if (t.stride_s < 0 || t.stride_s > INT32_MAX / 2) return "a row stride that is negative or beyond 2^30 elements";
   return nullptr;
 }
 

@@ -1,8 +1,9 @@
 // Row-wise forward attention: one warp owns one query row and touches only the keys that the row may see. No synchronisation
 // between warps. For very sparse masks and short sequences, where tiles would be mostly masked scores.
-// The warp collects allowed keys from bitmaps into a short list in shared memory, then takes them a batch at a time:
-// kLanes lanes share a key (8 elements each), 32 / kLanes groups work on different keys, kUnroll keys a group are in flight.
-// Each group keeps its own online softmax; the groups are joined once at the end.
+// The warp collects allowed keys into a short list in shared memory, 256 columns at a time (a lane takes one byte of one tile's
+// bitmap row, and the next 32 bytes are in flight meanwhile), then takes them a batch at a time: kLanes lanes share a key
+// (8 elements each), 32 / kLanes groups work on different keys, kUnroll keys a group are in flight. Each group keeps its own
+// online softmax; the groups are joined once at the end.
 #pragma once
 #include "dtype.cuh"
 #include "score_mod.cuh"
@@ -13,35 +14,51 @@ namespace stof {
 
 constexpr int kRowWarps = 4;
 
-// The bits of query row `row` (within the tile) and columns 64 * chunk ... of a part tile, in the kTiles order.
-__device__ __forceinline__ uint64_t row_bits(const MaskView& m, int entry, int row, int chunk, int lane) {
-  const int inner_n = m.tile_n / 8, column = chunk * 8 + lane % 8;
-  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(m.bitmap);
-  const int64_t word = (static_cast<int64_t>(entry) * (m.tile_m / 8) + row / 8) * inner_n + column;
-  const uint32_t byte = lane < 8 && column < inner_n ? __ldg(bytes + word * 8 + row % 8) : 0;
-  const uint32_t low = __reduce_or_sync(~0u, lane < 4 ? byte << (8 * lane) : 0);
-  const uint32_t high = __reduce_or_sync(~0u, lane >= 4 ? byte << (8 * (lane % 4)) : 0);
-  return static_cast<uint64_t>(high) << 32 | low;
-}
-
-// 8 elements at p as fp32.
+// 8 elements as they lie in memory.
 template <typename T>
-__device__ __forceinline__ void load8(float (&x)[8], const T* p) {
+struct Raw8 {
+  static constexpr int kVectors = sizeof(T) / 2;
+  uint4 vector[kVectors];
+
+  __device__ void clear() {
 #pragma unroll
-  for (int i = 0; i < 8; i += Vec16<T>::kSize) {
-    float part[Vec16<T>::kSize];
-    Vec16<T>::load(part, p + i);
-#pragma unroll
-    for (int e = 0; e < Vec16<T>::kSize; ++e) x[i + e] = part[e];
+    for (int i = 0; i < kVectors; ++i) vector[i] = make_uint4(0, 0, 0, 0);
   }
+  __device__ void load(const T* p) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) vector[i] = __ldg(reinterpret_cast<const uint4*>(p) + i);
+  }
+  __device__ float operator[](int i) const { return to_float(reinterpret_cast<const T*>(vector)[i]); }
+};
+
+// The part of a query row's list that a lane looks at: 8 columns of one entry.
+struct RowPiece {
+  int first = 0;      // key of the first column
+  uint32_t bits = 0;  // allowed ones
+};
+
+__device__ __forceinline__ RowPiece row_piece(const MaskView& m, const TileList& list, int row_in_tile, int piece, int limit) {
+  const int per_entry = m.tile_n / 8, entry = piece / per_entry, inner = piece % per_entry;
+  RowPiece r;
+  if (entry >= list.count()) return r;
+  r.first = list.column(m, entry) * m.tile_n + 8 * inner;
+  r.bits = 0xFF;
+  if (entry >= list.full) {
+    const int64_t band = static_cast<int64_t>(list.part_first + entry - list.full) * (m.tile_m / 8) + row_in_tile / 8;
+    r.bits = __ldg(reinterpret_cast<const uint8_t*>(m.bitmap) + (band * per_entry + inner) * 8 + row_in_tile % 8);
+  }
+  const int left = limit - r.first;
+  if (left < 8) r.bits &= left > 0 ? (1u << left) - 1 : 0;
+  return r;
 }
 
-template <typename T, int kLanes>
+// kPlain: no bias, softcap or run-time key mask.
+template <typename T, int kLanes, bool kPlain>
 struct RowWarp {
   static constexpr int kGroups = 32 / kLanes;
-  static constexpr int kUnroll = 4;
+  static constexpr int kUnroll = sizeof(T) == 2 ? 2 : 1;
   static constexpr int kBatch = kGroups * kUnroll;
-  static constexpr int kListSize = 64 + kBatch;
+  static constexpr int kListSize = 256 + kBatch;
 
   const AttentionParams& p;
   const T* k;
@@ -63,8 +80,12 @@ struct RowWarp {
     has_v = first < p.v_dim;
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = 0.f;
-    if (has_k)
-      load8(q, static_cast<const T*>(p.q.ptr) + b * p.q.stride_b + h * p.q.stride_h + static_cast<int64_t>(row) * p.q.stride_s + first);
+    if (has_k) {
+      Raw8<T> raw;
+      raw.load(static_cast<const T*>(p.q.ptr) + b * p.q.stride_b + h * p.q.stride_h + static_cast<int64_t>(row) * p.q.stride_s + first);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) q[i] = raw[i];
+    }
     reset();
   }
   __device__ void reset() {
@@ -73,19 +94,24 @@ struct RowWarp {
     for (int i = 0; i < 8; ++i) o[i] = 0.f;
   }
 
-  // Adds the keys first + i of the set bits i, below `limit`.
-  __device__ void add(uint64_t bits, int first, int limit) {
-    if (limit - first < 64) bits = limit > first ? bits & ((uint64_t{1} << (limit - first)) - 1) : 0;
-    const uint32_t half[2] = {static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32)};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      bool allowed = half[i] >> lane & 1;
-      const int key = first + 32 * i + lane;
-      if (allowed && modifier.kv_mask && pass == 0) allowed = modifier.attends(p, key);
-      const uint32_t chosen = __ballot_sync(~0u, allowed);
-      if (allowed) list[pending + __popc(chosen & ((1u << lane) - 1))] = key;
-      pending += __popc(chosen);
+  // Adds the keys of every lane's piece.
+  __device__ void add(RowPiece piece) {
+    if (!kPlain && modifier.kv_mask && pass == 0) {
+      for (uint32_t left = piece.bits; left; left &= left - 1) {
+        const int i = __ffs(left) - 1;
+        if (!modifier.attends(p, piece.first + i)) piece.bits &= ~(1u << i);
+      }
     }
+    if (!__any_sync(~0u, piece.bits != 0)) return;
+    const int count = __popc(piece.bits);
+    int end = count;  // inclusive prefix sum
+#pragma unroll
+    for (int x = 1; x < 32; x *= 2) {
+      const int below = __shfl_up_sync(~0u, end, x);
+      if (lane >= x) end += below;
+    }
+    for (int at = pending + end - count; piece.bits; piece.bits &= piece.bits - 1) list[at++] = piece.first + __ffs(piece.bits) - 1;
+    pending += __shfl_sync(~0u, end, 31);
     __syncwarp();
     int done = 0;
     for (; pending - done >= kBatch; done += kBatch) batch(done, kBatch);
@@ -104,31 +130,27 @@ struct RowWarp {
 
   __device__ void batch(int first, int count) {
     const int group = lane / kLanes;
-    float s[kUnroll], values[kUnroll][8];
+    float s[kUnroll];
+    Raw8<T> keys[kUnroll], values[kUnroll];
     int key[kUnroll];
-    {
-      float keys[kUnroll][8];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int at = u * kGroups + group;
-        key[u] = at < count ? list[first + at] : -1;
+    for (int u = 0; u < kUnroll; ++u) {
+      const int at = u * kGroups + group;
+      key[u] = at < count ? list[first + at] : -1;
+      keys[u].clear();
+      values[u].clear();
+      if (key[u] >= 0 && has_k) keys[u].load(k + static_cast<int64_t>(key[u]) * p.k.stride_s);
+      if (key[u] >= 0 && has_v) values[u].load(v + static_cast<int64_t>(key[u]) * p.v.stride_s);
+    }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) keys[u][i] = values[u][i] = 0.f;
-        if (key[u] >= 0 && has_k) load8(keys[u], k + static_cast<int64_t>(key[u]) * p.k.stride_s);
-        if (key[u] >= 0 && has_v) load8(values[u], v + static_cast<int64_t>(key[u]) * p.v.stride_s);
-      }
+    for (int u = 0; u < kUnroll; ++u) {
+      float dot = 0.f;
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        float dot = 0.f;
+      for (int i = 0; i < 8; ++i) dot = fmaf(q[i], keys[u][i], dot);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) dot = fmaf(q[i], keys[u][i], dot);
-#pragma unroll
-        for (int x = kLanes / 2; x > 0; x /= 2) dot += __shfl_xor_sync(~0u, dot, x);
-        s[u] = -INFINITY;
-        if (key[u] >= 0) {
-          s[u] = uniform ? 0.f : modifier.score(p, dot, row, key[u]);
-        }
-      }
+      for (int x = kLanes / 2; x > 0; x /= 2) dot += __shfl_xor_sync(~0u, dot, x);
+      if constexpr (kPlain) s[u] = key[u] < 0 ? -INFINITY : dot * p.scale * kLog2e;
+      else s[u] = key[u] < 0 ? -INFINITY : uniform ? 0.f : modifier.score(p, dot, row, key[u]);
     }
     float top = max;
 #pragma unroll
@@ -179,34 +201,35 @@ struct RowWarp {
   int pass = 0;
 };
 
-template <typename T, int kLanes>
-__global__ __launch_bounds__(32 * kRowWarps) void row_attention(const __grid_constant__ AttentionParams p, int blocks_per_head) {
-  using Warp = RowWarp<T, kLanes>;
+template <typename T, int kLanes, bool kPlain>
+__global__ __launch_bounds__(32 * kRowWarps, kPlain ? 8 : 5) void row_attention(const __grid_constant__ AttentionParams p, int blocks_per_head) {
+  using Warp = RowWarp<T, kLanes, kPlain>;
   __shared__ int lists[kRowWarps][Warp::kListSize];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int bh = blockIdx.x / blocks_per_head, row = blockIdx.x % blocks_per_head * kRowWarps + warp;
-  const int b = bh / p.heads, h = bh % p.heads;
+  const int bh = blockIdx.x / blocks_per_head, row = (blockIdx.x - bh * blocks_per_head) * kRowWarps + warp;
+  const int b = bh / p.heads, h = bh - b * p.heads;
   if (row >= p.seq_q) return;
-  Warp work(p, b, h, row, lists[warp]);
 
-  const int limit = key_limit(p, b), mask = mask_of(p.mask, b, h), mask_row = row / p.mask.tile_m;
-  const int chunks = (p.mask.tile_n + 63) / 64;
-  const TileList list(p.mask, mask, mask_row, (limit + p.mask.tile_n - 1) / p.mask.tile_n);
-  for (int i = 0; i < list.count(); ++i) {
-    const int first = list.column(p.mask, i) * p.mask.tile_n;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      uint64_t bits = ~uint64_t{0};
-      if (i >= list.full) bits = row_bits(p.mask, list.part_first + i - list.full, row % p.mask.tile_m, chunk, lane);
-      work.add(bits, first + 64 * chunk, min(limit, first + p.mask.tile_n));
-    }
+  const int limit = key_limit(p, b), tile_row = row / p.mask.tile_m, in_tile = row - tile_row * p.mask.tile_m;
+  const TileList list(p.mask, mask_of(p.mask, b, h), tile_row, (limit + p.mask.tile_n - 1) / p.mask.tile_n);
+  RowPiece piece = row_piece(p.mask, list, in_tile, lane, limit);
+  Warp work(p, b, h, row, lists[warp]);
+  const int pieces = list.count() * (p.mask.tile_n / 8);
+  for (int first = 0; first < pieces; first += 32) {
+    const RowPiece next = row_piece(p.mask, list, in_tile, first + 32 + lane, limit);
+    work.add(piece);
+    piece = next;
   }
   work.flush();
   work.join();
-  if (work.sum == 0.f && (p.masked_row == MaskedRow::kMean || p.masked_row == MaskedRow::kScores)) {
+  if (!kPlain && work.sum == 0.f && (p.masked_row == MaskedRow::kMean || p.masked_row == MaskedRow::kScores)) {
     work.reset();
     work.pass = 1;
     work.uniform = p.masked_row == MaskedRow::kMean;
-    for (int first = 0; first < p.seq_kv; first += 64) work.add(~uint64_t{0}, first, p.seq_kv);
+    for (int first = 8 * lane; first - 8 * lane < p.seq_kv; first += 256) {
+      const int left = p.seq_kv - first;
+      work.add({first, left >= 8 ? 0xFFu : left > 0 ? (1u << left) - 1 : 0u});
+    }
     work.flush();
     work.join();
   }

@@ -10,7 +10,10 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
   const int per_head = (p.seq_q + kRowWarps - 1) / kRowWarps;
   const int64_t blocks = int64_t{per_head} * p.batch * p.heads;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  row_attention<T, kLanes><<<static_cast<unsigned>(blocks), 32 * kRowWarps, 0, stream>>>(p, per_head);
+  const bool plain = p.softcap == 0.f && p.bias_kind == BiasKind::kNone && p.kv_kind != KvKind::kMask &&
+                     p.masked_row != MaskedRow::kMean && p.masked_row != MaskedRow::kScores;
+  const auto kernel = plain ? row_attention<T, kLanes, true> : row_attention<T, kLanes, false>;
+  kernel<<<static_cast<unsigned>(blocks), 32 * kRowWarps, 0, stream>>>(p, per_head);
   return cudaGetLastError();
 }
 

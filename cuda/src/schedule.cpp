@@ -6,9 +6,16 @@
 namespace stof {
 namespace {
 
-// K and V of the heads that run side by side should stay in L2 together with what streams past: well under the 40-60 MB of
-// data-centre GPUs. Smaller caches then still hold the keys that neighbouring rows share.
-constexpr int64_t kL2Budget = int64_t{16} << 20;
+// K and V of the heads that run side by side should stay in L2 together with what streams past. Larger groups balance better
+// (the longest rows of more heads come first), so most of the cache is worth taking.
+int64_t l2_budget() {
+  int device = 0, bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device) != cudaSuccess) {
+    cudaGetLastError();  // no GPU: sizes alone are asked for
+    bytes = 0;
+  }
+  return std::max<int64_t>(int64_t{4} << 20, int64_t{bytes} * 3 / 4);
+}
 
 }  // namespace
 
@@ -25,7 +32,7 @@ Schedule make_schedule(const AttentionParams& p, int rows_per_tile) {
   s.batch_heads = p.batch * p.heads;
   const int64_t element = p.dtype == DType::kF32 ? 4 : 2;
   const int64_t kv_bytes = std::max<int64_t>(1, int64_t{p.seq_kv} * (p.dim + p.v_dim) * element);
-  const int64_t query_heads = std::max<int64_t>(1, kL2Budget / kv_bytes) * (p.heads / p.kv_heads);
+  const int64_t query_heads = std::max<int64_t>(1, l2_budget() / kv_bytes) * (p.heads / p.kv_heads);
   s.group = static_cast<int32_t>(std::min<int64_t>(query_heads, s.batch_heads));
   s.orders = p.mask.rows * rows_per_tile;
   s.splits = std::max(1, p.splits);

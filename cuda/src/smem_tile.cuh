@@ -29,18 +29,27 @@ struct SmemTile {
   // Rows first + [0, kRows) of a tensor at `base` (row stride in elements); rows outside [0, limit) and columns from
   // `dim` on become zero. All kThreads threads take part; the caller commits.
   template <int kThreads>
-  __device__ static void load(uint32_t dst, const T* base, int64_t stride, int first, int limit, int dim, int thread) {
+  __device__ static void load(uint32_t dst, const T* base, int stride, int first, int limit, int dim, int thread) {
     if constexpr (kThreads % kChunks == 0 && kThreads / kChunks % 8 == 0 && kRows % (kThreads / kChunks) == 0) {
       // A thread keeps its chunk and swizzle and steps down the rows.
       constexpr int kStep = kThreads / kChunks;
       const int row = thread / kChunks, chunk = thread % kChunks;
       const T* source = base + static_cast<int64_t>(first + row) * stride + chunk * kVec;
       const uint32_t to = dst + offset(row, chunk);
-      const unsigned rows_left = chunk * kVec < dim ? limit : 0;
+      const int64_t step = int64_t{kStep} * stride;
+      if (dim == kDim && first >= 0 && first + kRows <= limit) {
 #pragma unroll
-      for (int i = 0; i < kRows / kStep; ++i) {
-        cp_async16(to + i * kStep * kRowBytes, source, static_cast<unsigned>(first + row + i * kStep) < rows_left);
-        source += kStep * stride;
+        for (int i = 0; i < kRows / kStep; ++i) {
+          cp_async16(to + i * kStep * kRowBytes, source);
+          source += step;
+        }
+      } else {
+        const unsigned rows_left = chunk * kVec < dim ? limit : 0;
+#pragma unroll
+        for (int i = 0; i < kRows / kStep; ++i) {
+          cp_async16(to + i * kStep * kRowBytes, source, static_cast<unsigned>(first + row + i * kStep) < rows_left);
+          source += step;
+        }
       }
     } else {
       constexpr int kTotal = kRows * kChunks;
