@@ -37,6 +37,7 @@ _PARTS = {
     "lib/libcudart_static.a": "nvidia-cuda-runtime",
     "include/cccl/nv/target": "nvidia-cuda-cccl",
 }
+_USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
 _OLDEST_CMAKE = (3, 24)
 _OLDEST_NVCC = (12, 0)
 
@@ -131,7 +132,7 @@ def find_nvcc() -> Nvcc:
         Path(os.environ["CUDACXX"]) if os.environ.get("CUDACXX") else None,
         Path(home) / "bin" / "nvcc" if home else None,
         Path(on_path) if on_path else None,
-        Path("/usr/local/cuda/bin/nvcc"),
+        _USUAL_NVCC,
     ):
         if path and path.is_file():
             return _checked_nvcc(path, None)
