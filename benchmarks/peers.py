@@ -1,10 +1,10 @@
-"""What other optimizers make of the grid of exports: `python -m benchmarks.peers [--jobs 2] [--only TEXT]`.
+"""What other optimizers make of the grid of exports: `python -m benchmarks.peers [--jobs 2] [--only TEXT] [--resume]`.
 
 Two peers, each asked as its documentation says in every mode that could fit the architecture; the best answer counts:
 onnxruntime.transformers' optimizer ("ort") and onnxscript's fusions for ONNX Runtime ("onnxscript"). An attention is
 fused where it became one com.microsoft operator; that its mask stays a dense input is not held against them. The result
-must run and agree with the original, on unpadded and padded inputs, leaving out the rows that are padding. A whole run
-leaves build/grid/peers.json, where the table of the grid takes it from.
+must run and agree with the original, on unpadded and padded inputs, leaving out the rows that are padding. Results go
+to build/grid/peers.json, where the table of the grid takes them from.
 """
 
 from __future__ import annotations
@@ -219,17 +219,17 @@ def main() -> int:
     """Prints one line for each case and the totals."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="cases whose name holds this text (nothing is stored)")
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--resume", action="store_true", help="leave out the cases that have a result")
     arguments = parser.parse_args()
-    cases = [case for case in grid() if arguments.only in case.name]
-    results: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    cases = [c for c in grid() if arguments.only in c.name and not (arguments.resume and c.name in results)]
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         for number, (name, found) in enumerate(pool.map(run_case, cases), 1):
             results[name] = found
             print(f"{number}/{len(cases)} {name}: {found or 'not exported'}", flush=True)
-    if not arguments.only:
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
