@@ -150,7 +150,7 @@ const char* AttentionCore::plan(const TensorDesc* in, int32_t n, AttentionParams
   m.split_rows = c.split_rows;
   m.bitmap_order = c.mask_fragment_order ? BitmapOrder::kFragments : BitmapOrder::kTiles;
   // A kernel reads as many entries as the attributes promise: the arrays must really hold them.
-  const int64_t pointers = int64_t{m.n_masks} * (m.rows + 1);
+  const int64_t pointers = m.n_masks * (int64_t{m.rows} + 1);
   const int64_t tile_words = int64_t{m.tile_m / 8} * (m.tile_n / 8) * 2;
   const int64_t wanted[] = {pointers, m.n_full, pointers, m.n_part, m.n_part * tile_words, int64_t{m.n_masks} * m.rows, 0};
   for (int32_t i = 0; i < kMaskInputs; ++i) {
