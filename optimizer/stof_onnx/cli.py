@@ -109,6 +109,7 @@ def _engine_wishes(arguments: argparse.Namespace) -> EngineWishes:
         workspace=arguments.workspace,
         timing_cache=arguments.timing_cache,
         emit_lowered=arguments.emit_lowered,
+        keep=arguments.keep,
         arch=arguments.arch,
     )
 
@@ -227,6 +228,9 @@ def _engine(command: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="put the plugin library into the engine (default: yes)",
+    )
+    group.add_argument(
+        "--keep", choices=("faster", "stof", "plain"), default="faster", help="which engine is written (%(default)s)"
     )
     group.add_argument("--workspace", type=_size, metavar="BYTES", help="scratch memory a layer may use, e.g. 4G")
     group.add_argument("--timing-cache", type=Path, metavar="FILE", help="measured tactics, read and extended")

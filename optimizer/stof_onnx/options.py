@@ -115,6 +115,7 @@ class EngineWishes:
         workspace: bytes of scratch memory a layer may use; None leaves it to TensorRT.
         timing_cache: file with measured tactics, read and extended.
         emit_lowered: where to write the model with plugin nodes.
+        keep: "faster", or "stof" or "plain" whatever was timed.
         arch: compute capability times ten that `emit_lowered` is for; 0: the local GPU's, else 90.
     """
 
@@ -125,6 +126,7 @@ class EngineWishes:
     workspace: int | None = None
     timing_cache: Path | None = None
     emit_lowered: Path | None = None
+    keep: str = "faster"
     arch: int = 0
 
 

@@ -89,6 +89,7 @@ def make_engine(
     options: BuildOptions,
     feeds: dict[str, np.ndarray],
     reference: Reference | None,
+    keep: str = "faster",
 ) -> EngineResult:
     """Writes the better engine to `target` and its manifest beside it.
 
@@ -96,6 +97,7 @@ def make_engine(
         source, portable: the original model and the optimized one.
         options: `plugins` names the library; its profile bounds every dynamic input.
         feeds: inputs at the sizes to tune for, by which both engines are checked and timed.
+        keep: "faster", or "stof" or "plain" whatever the times are.
         reference: computes the original's outputs; None takes the plain engine's (--no-verify).
 
     Raises:
@@ -113,9 +115,9 @@ def make_engine(
     else:
         stof.problem = "no attention was lowered"
     _judge(plain, stof, expected, options.precision)
-    kept = _faster(plain, stof)
-    if kept.engine is None:
-        raise StofError(f"no engine: plain: {plain.problem}; stof: {stof.problem}", str(source))
+    kept = {"plain": plain, "stof": stof}.get(keep) or _faster(plain, stof)
+    if kept.engine is None or kept.problem:
+        raise StofError(f"no engine: plain: {plain.problem or 'fine'}; stof: {stof.problem or 'fine'}", str(source))
     _write(target, kept.engine.data)
     result = EngineResult(target, kept.kind, plain, stof, lowered.sites, lowered.packed, lowered.flattened)
     write_manifest(target.with_suffix(".json"), _manifest(result, options))

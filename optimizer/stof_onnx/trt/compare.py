@@ -24,10 +24,12 @@ class EngineError:
 
 
 def measure(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> EngineError:
-    """The worst error over all outputs."""
+    """The worst error over all outputs. A reference with fewer entries along the first axis covers the leading ones."""
     worst = EngineError(0.0, 0.0, 0)
     for name, expected in reference.items():
         want, got = expected.astype(np.float64), outputs[name].astype(np.float64)
+        if want.ndim and want.shape[1:] == got.shape[1:] and len(want) < len(got):
+            got = got[: len(want)]
         if want.shape != got.shape:
             return EngineError(float("inf"), float("inf"), int(want.size))
         both = np.isfinite(want) & np.isfinite(got)

@@ -56,7 +56,7 @@ def build_engines(
     )
     feeds = opt_feeds(roles, options.profile, seed)
     reference = Runner(model.proto, model.base_dir).run if verify else None
-    return make_engine(model.path, portable, target, options, feeds, reference)
+    return make_engine(model.path, portable, target, options, feeds, reference, wishes.keep)
 
 
 def emit_lowered(model: LoadedModel, portable: Path, target: Path, wishes: EngineWishes) -> Lowered:
