@@ -203,8 +203,12 @@ class _Site:
             return [], ""
         name = self.node.input[3 + len(ONNX_INPUTS)]
         value = self.root.constant(name)
+        if self._bias_may_empty_a_row(value):
+            return [], "its dense bias may hide every key of a row, which the kernels do not tell from a row of -inf"
         if value is None:
             return [name], ""
+        if self.dtype == "bf16" or self.model_dtype == "bf16":
+            return [], "a bias in bf16 is not lowered"
         wanted = {"fp16": np.float16, "fp32": np.float32}.get(self.dtype)
         if wanted is np.float16:
             finite = value[np.isfinite(value)]
@@ -214,6 +218,13 @@ class _Site:
         if stored is not None and value.dtype != stored:
             return [self._share("bias", value.astype(stored))], ""
         return [name], ""
+
+    def _bias_may_empty_a_row(self, value: np.ndarray | None) -> bool:
+        """Kernels yield NaN for a row whose keys are all hidden by -inf in the bias, where `zero` and `mean` do not."""
+        dense = BiasKind(self.attributes["bias_kind"]) is BiasKind.DENSE
+        if not dense or MaskedRow(self.attributes["masked_row"]) not in (MaskedRow.ZERO, MaskedRow.MEAN):
+            return False
+        return value is None or bool(np.isneginf(value).any())
 
     def _kv_input(self) -> int:
         return 3 + len(ONNX_INPUTS) + (BiasKind(self.attributes["bias_kind"]) is not BiasKind.NONE)
