@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class SiteOutcome:
     static: bool  # its mask is known offline, or it has none
     status: str = "missing"
     reason: str = ""
+    assumed: bool = False  # refused, but replaced under --assume-no-empty-rows
     problem: str = ""  # it was replaced, but not by what was declared
 
 
@@ -58,6 +59,7 @@ class Outcome:
     """What became of one case. `export_error` means the exporter failed or wrote a file that does not run."""
 
     name: str
+    revision: str = ""  # of the sources that it was seen with
     export_error: str = ""
     sites: list[SiteOutcome] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -104,7 +106,11 @@ def evaluate(case: GridCase, folder: Path, exports: Path | None = None) -> Outco
         if report.failed and report.verification is not None:
             outcome.problems += [f"verification: {line}" for line in report.verification.failures]
         written = onnx.load(str(optimized)) if optimized.exists() else None
-        _settle_sites(outcome, info, report.to_json()["attention"], onnx.load(str(model)), written)
+        assumed: set[str] = set()
+        if report.refused:
+            assuming = pipeline.inspect(model, replace(options, assume_no_empty_rows=True), Progress())
+            assumed = {site.name for site in assuming.sites}
+        _settle_sites(outcome, info, report.to_json()["attention"], assumed, onnx.load(str(model)), written)
         if written is not None:
             _compare(outcome, case, samples, _runner(optimized, case))
     except Exception as error:
@@ -197,6 +203,7 @@ def _settle_sites(
     outcome: Outcome,
     info: ExportInfo,
     attention: dict[str, Any],
+    assumed: set[str],
     original: onnx.ModelProto,
     optimized: onnx.ModelProto | None,
 ) -> None:
@@ -211,7 +218,7 @@ def _settle_sites(
     largest = {**info.dims, **info.max_dims}
     for declared, site, name in zip(info.sites, outcome.sites, found, strict=True):
         if name in refused:
-            site.status, site.reason = "refused", refused[name]
+            site.status, site.reason, site.assumed = "refused", refused[name], name in assumed
         else:
             site.status = "dense" if _dense(declared, replaced[name]) else "replaced"
             if optimized is not None:  # else verification failed, which is a problem of its own

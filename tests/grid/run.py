@@ -1,17 +1,18 @@
-"""Runs the grid on several processes: `python -m tests.grid.run [--jobs 2] [--only TEXT] [--write]`.
+"""Runs the grid on several processes: `python -m tests.grid.run [--jobs 2] [--only TEXT] [--again] [--write]`.
 
-A whole run leaves its outcomes in build/grid/, where `tests.grid.table` reads them; `--write` writes docs/grid.md at
-once. Exported models are kept in build/grid/exports/, so that only the first run has to wait for the exporters.
+Outcomes are kept in build/grid/, where `tests.grid.table` reads them, and exported models in build/grid/exports/, so
+that only the first run has to wait for the exporters. `--write` writes docs/grid.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,7 +32,7 @@ def run_case(case: GridCase) -> Outcome:
         return evaluate(case, Path(folder), EXPORTS)
 
 
-def run_grid(cases: tuple[GridCase, ...], jobs: int) -> Iterator[Outcome]:
+def run_grid(cases: Iterable[GridCase], jobs: int) -> Iterator[Outcome]:
     """Outcomes as they are done. Processes are fresh (spawn): torch does not like to be forked."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for future in as_completed([pool.submit(run_case, case) for case in cases]):
@@ -39,8 +40,9 @@ def run_grid(cases: tuple[GridCase, ...], jobs: int) -> Iterator[Outcome]:
 
 
 def load() -> list[Outcome]:
-    """Outcomes of the last whole run, in the grid's order, with those of the peers where they ran."""
-    outcomes = [Outcome.from_json(json.loads(line)) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    """The stored outcomes in the grid's order, with those of the peers where they ran."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    outcomes = [Outcome.from_json(json.loads(line)) for line in lines]
     peers = json.loads(PEERS.read_text(encoding="utf-8")) if PEERS.exists() else {}
     for outcome in outcomes:
         outcome.peers = peers.get(outcome.name, {})
@@ -48,27 +50,39 @@ def load() -> list[Outcome]:
     return sorted((o for o in outcomes if o.name in order), key=lambda o: order[o.name])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="cases whose name holds this text (nothing is stored)")
-    parser.add_argument("--write", action="store_true", help="write docs/grid.md after a whole run")
-    arguments = parser.parse_args()
-    cases = tuple(case for case in grid() if arguments.only in case.name)
-    start = time.perf_counter()
-    outcomes = []
-    for number, outcome in enumerate(run_grid(cases, arguments.jobs), 1):
-        outcomes.append(outcome)
-        print(f"{number}/{len(cases)} {describe(outcome)}", flush=True)
-    if not arguments.only:
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text("".join(json.dumps(o.to_json()) + "\n" for o in outcomes), encoding="utf-8")
-        if arguments.write:
-            from tests.grid.table import write
+def store(outcomes: Iterable[Outcome]) -> None:
+    """Keeps outcomes for `load`."""
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text("".join(json.dumps(o.to_json()) + "\n" for o in outcomes), encoding="utf-8")
 
-            write()
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--again", action="store_true", help="only cases without outcome, or with errors or refusals")
+    parser.add_argument("--write", action="store_true", help="write docs/grid.md afterwards")
+    arguments = parser.parse_args()
+    stored = {outcome.name: outcome for outcome in load()}
+    cases = [c for c in grid() if arguments.only in c.name and not (arguments.again and _settled(stored.get(c.name)))]
+    cases.sort(key=lambda case: case.options.exporter, reverse=True)  # torchscript first: it is quick
+    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    start = time.perf_counter()
+    for number, outcome in enumerate(run_grid(cases, arguments.jobs), 1):
+        outcome.revision = revision
+        stored[outcome.name] = outcome
+        store(stored.values())
+        print(f"{number}/{len(cases)} {describe(outcome)}", flush=True)
     print(f"{time.perf_counter() - start:.0f} s")
-    return 1 if any(o.errors for o in outcomes) else 0
+    if arguments.write:
+        from tests.grid.table import write
+
+        write()
+    return 1 if any(o.errors for o in stored.values()) else 0
+
+
+def _settled(outcome: Outcome | None) -> bool:
+    return outcome is not None and not outcome.errors and all(s.status != "refused" for s in outcome.sites)
 
 
 def describe(outcome: Outcome) -> str:

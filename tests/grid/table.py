@@ -62,6 +62,7 @@ def totals(outcomes: Iterable[Outcome]) -> str:
         f"{len(sites)} attention sites: {_counts(sites)}",
         f"{_share('mask known offline, or none', [s for s in sites if s.static])}",
         f"{_share('with run-time padding', [s for s in sites if not s.static])}",
+        f"{sum(s.assumed for s in sites)} of the refused are replaced under --assume-no-empty-rows",
         f"{sum(bool(o.errors) for o in exported)} exports with a wrong mask, a wrong result or a site not found",
     ]
     return "\n".join(lines)
@@ -75,7 +76,8 @@ def static_share(outcomes: Iterable[Outcome]) -> float:
 
 def render(outcomes: list[Outcome]) -> str:
     """The whole document."""
-    reasons = Counter(site.reason for o in outcomes for site in o.sites if site.status == "refused")
+    refused = [site for o in outcomes for site in o.sites if site.status == "refused"]
+    reasons = Counter((site.static, site.reason) for site in refused)
     failures = Counter(o.export_error for o in outcomes if o.export_error)
     rows = [f"| {o.name} | {_declared(o)} | {_ours(o)} | {_peers(o)} |" for o in outcomes if not o.export_error]
     failed = [f"| {o.name} | {_cell(o.export_error)} |" for o in outcomes if o.export_error]
@@ -98,6 +100,11 @@ def _peer_totals(outcomes: list[Outcome]) -> str:
         crashed = sum(isinstance(count, str) for count in counts)
         lines.append(f"{title}: {fused} of {sites} sites fused, {crashed} exports on which it fails")
     return "\n".join(lines)
+
+
+def _revisions(outcomes: list[Outcome]) -> str:
+    counts = Counter(outcome.revision or "unknown" for outcome in outcomes)
+    return "seen with: " + ", ".join(f"{count} at {revision}" for revision, count in counts.most_common())
 
 
 def _share(what: str, sites: list[SiteOutcome]) -> str:
