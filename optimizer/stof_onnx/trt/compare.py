@@ -34,7 +34,7 @@ def measure(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
             return EngineError(float("inf"), float("inf"), int(want.size))
         both = np.isfinite(want) & np.isfinite(got)
         agree = both | (want == got) | (np.isnan(want) & np.isnan(got))
-        error = float(np.abs(want - got)[both].max(initial=0.0))
+        error = float(np.abs(want[both] - got[both]).max(initial=0.0))
         scale = float(np.abs(want)[np.isfinite(want)].max(initial=0.0)) or 1.0
         worst = EngineError(
             max(worst.max_abs, error), max(worst.relative, error / scale), worst.nonfinite + int((~agree).sum())
