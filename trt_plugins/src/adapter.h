@@ -30,15 +30,14 @@ inline TensorDesc tensor_desc(const nvinfer1::Dims& dims, nvinfer1::DataType typ
   return t;
 }
 
-// Descriptions of `n` inputs, in room for at most 16.
-constexpr int32_t kMaxInputs = 16;
+// Descriptions of `n` inputs.
 struct InputDescs {
   TensorDesc tensors[kMaxInputs];
   int32_t count;
   InputDescs(const nvinfer1::PluginTensorDesc* in, int32_t n) : count(n < kMaxInputs ? n : kMaxInputs) {
     for (int32_t i = 0; i < count; ++i) tensors[i] = tensor_desc(in[i].dims, in[i].type);
   }
-  // At the largest shapes of the optimization profile.
+  // At the largest shapes of the optimization profile (`desc` has them only where they are static).
   InputDescs(const nvinfer1::DynamicPluginTensorDesc* in, int32_t n) : count(n < kMaxInputs ? n : kMaxInputs) {
     for (int32_t i = 0; i < count; ++i) tensors[i] = tensor_desc(in[i].max, in[i].desc.type);
   }

@@ -2,6 +2,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <initializer_list>
 
 namespace stof {
 namespace {
@@ -76,9 +77,52 @@ int32_t AttentionCore::num_inputs() const {
   return mask_input(kMaskInputs) + (bias_input() >= 0) + (kv_input() >= 0) + (shape_input() >= 0);
 }
 
-bool AttentionCore::supports(int32_t pos, ElementType type, ElementType first) const {
-  if (pos == 0) return type == ElementType::kF16 || type == ElementType::kBF16 || type == ElementType::kF32;
+// Whether the kernel runs with input 0's type: asked of check, for inputs as large as the mask.
+bool AttentionCore::kernel_takes(const TensorDesc* in) const {
+  const AttentionConfig& c = config_;
+  const ElementType type = in[0].type;
+  constexpr int64_t kPlenty = int64_t{1} << 50;
+  const bool relative = c.bias_kind == static_cast<int32_t>(BiasKind::kRelative);
+  const int64_t seq_kv = c.mask_seq_kv, seq_q = relative && c.rel_rq < c.mask_seq_q ? c.rel_rq : c.mask_seq_q;
+  TensorDesc made[kMaxInputs];
+  if (c.packed()) {
+    const int64_t width = int64_t{c.num_heads + c.num_kv_heads} * c.head_dim + int64_t{c.num_kv_heads} * c.v_head_dim;
+    made[0] = {type, 2, {c.seq > 0 ? c.seq : seq_q, width}};
+  } else {
+    for (const Tensor t : {kQ, kK, kV}) {
+      const int64_t heads = t == kQ ? c.num_heads : c.num_kv_heads, seq = t == kQ ? seq_q : seq_kv;
+      const TensorDesc& given = in[t];
+      const int64_t last = given.rank == 3 || given.rank == 4 ? given.dims[given.rank - 1] : -1;
+      const int64_t dim = given.rank == 3 ? last / heads : last;
+      if (dim <= 0) return true;  // not known yet
+      if (c.layout_of(t) == Layout::kBHSD)
+        made[t] = {type, 4, {1, heads, seq, dim}};
+      else
+        made[t] = {type, 4, {1, seq, heads, dim}};
+    }
+  }
+  for (int32_t i = 0; i < kMaskInputs; ++i) made[mask_input(static_cast<MaskInput>(i))] = {ElementType::kI32, 1, {kPlenty}};
+  made[mask_input(kMaskIndex)] = {ElementType::kI32, 2, {1, 1}};
+  const int64_t rows = c.packed() && c.seq > 0 ? c.seq : seq_q, keys = c.packed() ? rows : seq_kv;
+  if (relative)
+    made[bias_input()] = {type, 2, {1, int64_t{c.rel_rq} + keys - 1}};
+  else if (bias_input() >= 0)
+    made[bias_input()] = {type, 4, {1, 1, rows, keys}};
+  if (kv_input() >= 0) {
+    const bool mask = c.kv_kind == static_cast<int32_t>(KvKind::kMask);
+    made[kv_input()] = {ElementType::kI32, mask ? 2 : 1, {1, keys}};
+  }
+  if (shape_input() >= 0) made[shape_input()] = {type, 2, {1, rows}};
+  size_t bytes;
+  char error[256];
+  return check(made, num_inputs(), bytes, error, sizeof error) == nullptr;
+}
+
+bool AttentionCore::supports(int32_t pos, const TensorDesc* tensors) const {
   if (pos < 0 || pos > num_inputs()) return false;
+  const ElementType type = tensors[pos].type, first = tensors[0].type;
+  const bool floating = type == ElementType::kF16 || type == ElementType::kBF16 || type == ElementType::kF32;
+  if (pos == 0) return floating && kernel_takes(tensors);
   if (pos == shape_input()) return type == first || type == ElementType::kI32;
   const bool ints = (pos >= mask_input(kFullRowPtr) && pos <= mask_input(kMaskIndex)) || pos == kv_input();
   return type == (ints ? ElementType::kI32 : first);

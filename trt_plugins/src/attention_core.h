@@ -22,6 +22,8 @@ struct TensorDesc {
 // Places of the inputs after Q, K, V (or the packed one).
 enum MaskInput : int32_t { kFullRowPtr, kFullColIdx, kPartRowPtr, kPartColIdx, kBitmap, kRowOrder, kMaskIndex, kMaskInputs };
 
+constexpr int32_t kMaxInputs = 16;  // no node has more inputs and outputs
+
 class AttentionCore {
  public:
   explicit AttentionCore(const AttentionConfig& config) : config_(config) {}
@@ -34,8 +36,9 @@ class AttentionCore {
   int32_t kv_input() const;
   int32_t shape_input() const;  // packed with S known at run time: its dims[1] is S, its contents are not read
 
-  // Whether tensor `pos` (inputs, then the output) may have `type`, given the type of input 0.
-  bool supports(int32_t pos, ElementType type, ElementType first) const;
+  // Whether tensor `pos` of `tensors` (inputs, then the output) may have its type, given the type of input 0. Sizes that are
+  // not known yet are negative.
+  bool supports(int32_t pos, const TensorDesc* tensors) const;
 
   // Fills all of `p` but the pointers from the shapes of inputs and output. nullptr, or what does not fit, in `error`.
   const char* plan(const TensorDesc* inputs, int32_t num_inputs, AttentionParams& p, char* error, size_t error_size) const;
@@ -48,6 +51,8 @@ class AttentionCore {
                       cudaStream_t stream, char* error, size_t error_size) const;
 
  private:
+  bool kernel_takes(const TensorDesc* inputs) const;
+
   AttentionConfig config_;
 };
 

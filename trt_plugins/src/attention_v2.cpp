@@ -23,7 +23,7 @@ class AttentionV2 final : public IPluginV2DynamicExt {
   }
   bool supportsFormatCombination(int32_t pos, const PluginTensorDesc* io, int32_t n, int32_t outputs) noexcept override {
     return n == core_.num_inputs() && outputs == 1 && pos >= 0 && pos < n + outputs && io[pos].format == TensorFormat::kLINEAR &&
-           core_.supports(pos, element_type(io[pos].type), element_type(io[0].type));
+           core_.supports(pos, InputDescs(io, n + outputs).tensors);
   }
   // Can not fail; getWorkspaceSize and enqueue refuse what is wrong here.
   void configurePlugin(const DynamicPluginTensorDesc*, int32_t, const DynamicPluginTensorDesc*, int32_t) noexcept override {}

@@ -48,7 +48,7 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
   }
   bool supportsFormatCombination(int32_t pos, const DynamicPluginTensorDesc* io, int32_t n, int32_t outputs) noexcept override {
     return n == core_.num_inputs() && outputs == 1 && pos >= 0 && pos < n + outputs && io[pos].desc.format == TensorFormat::kLINEAR &&
-           core_.supports(pos, element_type(io[pos].desc.type), element_type(io[0].desc.type));
+           core_.supports(pos, InputDescs(io, n + outputs).tensors);
   }
   // At the largest shapes, so that what no kernel runs is refused while the engine is built.
   int32_t configurePlugin(const DynamicPluginTensorDesc* in, int32_t n, const DynamicPluginTensorDesc*,

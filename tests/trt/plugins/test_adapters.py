@@ -39,6 +39,10 @@ def create(host: Host, node: Node, **attributes: Any) -> Plugin:
     return plugin
 
 
+def with_type(node: Node, dtype: int) -> Node:
+    return dataclasses.replace(node, dtype=dtype)
+
+
 def replaced(node: Node, index: int, dims: tuple[int, ...]) -> list[Tensor]:
     tensors = node.tensors()
     tensors[index] = dataclasses.replace(tensors[index], dims=dims)
@@ -101,14 +105,18 @@ def test_formats_of_all_positions(host: Host, node: Node) -> None:
     if node.kv_kind != "none":
         ints.add(first_int + 7 + (node.bias_kind != "none"))
     carrier = len(tensors) - 2 if node.layout == "packed" and not node.static_seq else None
-    for first in (F16, BF16, F32):
+    # Input 0 may have the types that the kernel runs with: what configurePlugin accepts.
+    runs = {t for t in (F16, BF16, F32) if 0 <= plugin.configure(with_type(node, t).tensors()) < REFUSED_WORKSPACE}
+    assert node.dtype in runs
+    assert (F32 in runs) == (node.kernel != "block_sm90")
+    for first in sorted(runs):
         for pos in range(len(tensors)):
             for kind in (F32, F16, I8, I32, BOOL, BF16):
                 for layout in (LINEAR, CHW2):
                     io = [dataclasses.replace(t, type=first if t.type == node.dtype else t.type) for t in tensors]
                     io[pos] = dataclasses.replace(io[pos], type=kind, format=layout)
                     if pos == 0:
-                        wanted = kind in (F16, BF16, F32)
+                        wanted = kind in runs
                     elif pos == carrier:
                         wanted = kind in (first, I32)
                     else:
