@@ -80,7 +80,7 @@ def run_case(kind: str, batch: int, seq: int, arguments: argparse.Namespace) -> 
         profile = {"x": tuple(DimRange(n, n, n) for n in x.shape)}
         options = BuildOptions(arguments.precision, profile, find_plugin_library(), timing_cache=arguments.timing_cache)
         reference = _first_entry(spec, mask) if arguments.check else None
-        result = choose.make_engine(source, portable, target, options, {"x": x}, reference)
+        result = choose.make_engine(source, portable, target, options, [{"x": x}], reference)
         line = _line(kind, spec, result, arguments)
         if arguments.layers_table and result.kept == "stof":
             session = EngineSession(target)

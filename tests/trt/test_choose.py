@@ -67,7 +67,8 @@ def world(bench, monkeypatch):
     profile = {"x": tuple(DimRange(n, n, n) for n in SHAPE)}
 
     def make(keep: str = "faster") -> choose.EngineResult:
-        feeds = {"x": np.random.default_rng(1).standard_normal(SHAPE, np.float32)}
+        rng = np.random.default_rng(1)
+        feeds = [{"x": rng.standard_normal(SHAPE, np.float32)} for _ in range(2)]
         options = BuildOptions(profile=profile, plugins=library)
         target = bench.folder / "model.stof.engine"
         return choose.make_engine(bench.folder / "model.onnx", portable, target, options, feeds, made.runner.run, keep)

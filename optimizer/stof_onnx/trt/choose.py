@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from stof_onnx.kernels.select import Device
 from stof_onnx.options import DimRange
 from stof_onnx.trt import availability, cuda
 from stof_onnx.trt.build import BuildOptions, BuiltEngine, Profile, build_engine, tactic_sources
-from stof_onnx.trt.compare import EngineError, measure, passes
+from stof_onnx.trt.compare import EngineError, measure, passes, worst
 from stof_onnx.trt.lower import LowerOptions, lower_file, save_lowered
 from stof_onnx.trt.manifest import digest, write_manifest
 from stof_onnx.trt.plugin_nodes import SiteLowering
@@ -36,7 +36,7 @@ class Candidate:
     timing: Timing | None = None
     memory: int = 0
     problem: str = ""
-    outputs: dict[str, np.ndarray] | None = None
+    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)  # of each input set
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,7 +87,7 @@ def make_engine(
     portable: Path,
     target: Path,
     options: BuildOptions,
-    feeds: dict[str, np.ndarray],
+    feeds: Sequence[dict[str, np.ndarray]],
     reference: Reference | None,
     keep: str = "faster",
 ) -> EngineResult:
@@ -96,7 +96,7 @@ def make_engine(
     Args:
         source, portable: the original model and the optimized one.
         options: `plugins` names the library; its profile bounds every dynamic input.
-        feeds: inputs at the sizes to tune for, by which both engines are checked and timed.
+        feeds: input sets at the sizes to tune for: both engines are checked on all and timed on the first.
         keep: "faster", or "stof" or "plain" whatever the times are.
         reference: computes the original's outputs; None takes the plain engine's (--no-verify).
 
@@ -104,7 +104,7 @@ def make_engine(
         StofError: neither engine can be built, or neither is right.
     """
     lowered = lower_file(portable, lower_options(options.precision, options.profile, availability.device()))
-    expected = reference(feeds) if reference is not None else None
+    expected = [reference(one) for one in feeds] if reference is not None else []
     plain, stof = Candidate("plain"), Candidate("stof")
     _try(plain, source, replace(options, plugins=None), feeds)
     if lowered.plugins:
@@ -130,29 +130,28 @@ def lower_options(precision: str, profile: Profile, device: Device) -> LowerOpti
     return LowerOptions(precision, device, opt, largest)
 
 
-def _try(candidate: Candidate, model: Path, options: BuildOptions, feeds: Mapping[str, np.ndarray]) -> None:
+def _try(candidate: Candidate, model: Path, options: BuildOptions, feeds: Sequence[dict[str, np.ndarray]]) -> None:
     """Builds, runs and times; a failure is noted, since the other engine may still serve."""
     try:
         candidate.engine = build_engine(model, options)
         session = EngineSession(candidate.engine.data)
         try:
             candidate.memory = session.memory
-            candidate.outputs = session.run(feeds)
-            candidate.timing = session.time(feeds)
+            candidate.outputs = [session.run(one) for one in feeds]
+            candidate.timing = session.time(feeds[0])
         finally:
             session.close()
     except StofError as error:
         candidate.problem = str(error)
 
 
-def _judge(plain: Candidate, stof: Candidate, expected: dict[str, np.ndarray] | None, precision: str) -> None:
+def _judge(plain: Candidate, stof: Candidate, expected: list[dict[str, np.ndarray]], precision: str) -> None:
     """Notes both errors, and puts out of the race what is wrong."""
-    if expected is None:
-        expected = plain.outputs
+    expected = expected or plain.outputs
     for candidate in (plain, stof):
-        if candidate.outputs is not None and expected is not None:
-            candidate.error = measure(candidate.outputs, expected)
-        candidate.outputs = None
+        if candidate.outputs and expected:
+            candidate.error = worst(map(measure, candidate.outputs, expected))
+        candidate.outputs = []
     if stof.error is not None and not passes(stof.error, plain.error, precision):
         stof.problem = f"wrong outputs: relative error {stof.error.relative:.2e}"
 

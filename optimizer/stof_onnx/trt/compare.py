@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ class EngineError:
 
 def measure(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> EngineError:
     """The worst error over all outputs. A reference with fewer entries along the first axis covers the leading ones."""
-    worst = EngineError(0.0, 0.0, 0)
+    found = []
     for name, expected in reference.items():
         want, got = expected.astype(np.float64), outputs[name].astype(np.float64)
         if want.ndim and want.shape[1:] == got.shape[1:] and len(want) < len(got):
@@ -36,10 +36,18 @@ def measure(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
         agree = both | (want == got) | (np.isnan(want) & np.isnan(got))
         error = float(np.abs(want[both] - got[both]).max(initial=0.0))
         scale = float(np.abs(want)[np.isfinite(want)].max(initial=0.0)) or 1.0
-        worst = EngineError(
-            max(worst.max_abs, error), max(worst.relative, error / scale), worst.nonfinite + int((~agree).sum())
+        found.append(EngineError(error, error / scale, int((~agree).sum())))
+    return worst(found)
+
+
+def worst(errors: Iterable[EngineError]) -> EngineError:
+    """The largest of each figure; of `nonfinite` the sum."""
+    total = EngineError(0.0, 0.0, 0)
+    for error in errors:
+        total = EngineError(
+            max(total.max_abs, error.max_abs), max(total.relative, error.relative), total.nonfinite + error.nonfinite
         )
-    return worst
+    return total
 
 
 def passes(error: EngineError, plain: EngineError | None, precision: str) -> bool:
