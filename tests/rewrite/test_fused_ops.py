@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +175,20 @@ def test_multi_head_fill_values(rng: np.random.Generator, tmp_path: Path) -> Non
 def test_multi_head_attention_bias(rng: np.random.Generator, tmp_path: Path, shape: tuple[int, ...]) -> None:
     given = {**qkv(rng), "b": None, "m": padding(rng, L), "ab": floats(rng, *shape)}
     check(multi_head(given), tmp_path)
+
+
+def test_multi_head_attention_bias_in_half_precision(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Constants that a row holds alone do not mean the same in float16 and float32; unknown ones are noted."""
+    half = {k: v.astype(np.float16) for k, v in qkv(rng).items() if v is not None}
+    left: dict[str, np.ndarray | None] = {"projection": None, "padding": None}
+    bias = np.where(np.arange(L) < 4, -65504, 0) * np.ones((1, 1, S, 1))
+    op = multi_head({**half, **left, "bias": bias.astype(np.float16)}, "bias", num_heads=H)
+    assert isinstance(read(op, tmp_path)[1], AttentionMatch)
+    bias[..., 2, :] = -65504
+    op = multi_head({**half, **left, "bias": bias.astype(np.float16)}, "bias", num_heads=H)
+    refused(op, tmp_path, "keeps only part of each score")
+    for match in (read(op, tmp_path, assume=True)[1], read(replace(op, constants=()), tmp_path)[1]):
+        assert isinstance(match, AttentionMatch) and len(match.notes) == 1, match
 
 
 @pytest.mark.parametrize("keys_as_heads", [False, True])

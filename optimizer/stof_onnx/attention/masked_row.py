@@ -15,7 +15,7 @@ from stof_onnx.attention.types import MaskedRow, ScoreSite, ScoreTerm
 _PRECISION = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 # Half a unit in the last place: above the first every score is swallowed (-65504 in float16 and -1e9 in float32 spare
 # those of 16 and 32), below the second none is visibly changed.
-_SWALLOWS, _KEEPS = 1000.0, 2.0**-8
+SWALLOWS, KEEPS = 1000.0, 2.0**-8
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class RowClassifier:
             self.mixed = True
         # A score that the constant swallows counts as replaced.
         half = np.frompyfunc(lambda v: half_ulp(float(v), self.dtype), 1, 1)(np.unique(low))
-        swallowed = {float(v) for v, h in zip(np.unique(low), half, strict=True) if h >= _SWALLOWS or v == -np.inf}
-        self.bound = min([self.bound, *(h for h in half if h >= _SWALLOWS)])
+        swallowed = {float(v) for v, h in zip(np.unique(low), half, strict=True) if h >= SWALLOWS or v == -np.inf}
+        self.bound = min([self.bound, *(h for h in half if h >= SWALLOWS)])
         lost = np.isin(low.astype(np.float64), list(swallowed))
         present = kept.any(axis=-1) & ~lost
         if (present & ~kept.all(axis=-1)).any():
@@ -90,6 +90,6 @@ class RowClassifier:
             return RowRule(MaskedRow.ZERO if self.nan_guard else MaskedRow.NAN)
         if not kept:
             return RowRule(MaskedRow.MEAN, self.bound)
-        if half_ulp(value, self.dtype) <= _KEEPS:
+        if half_ulp(value, self.dtype) <= KEEPS:
             return RowRule(MaskedRow.SCORES)
         return RowRule(None, reason=f"{value:g} added in {np.dtype(self.dtype).name} keeps only part of each score")

@@ -18,6 +18,7 @@ from stof_onnx.attention.dynamic import check_lengths
 from stof_onnx.attention.masked_row import RowClassifier, RowRule, working_dtype
 from stof_onnx.attention.movement import sources
 from stof_onnx.attention.padding import Padding, paddings, runtime_tensors
+from stof_onnx.attention.rounding import NO_EMPTY_ROWS, lossy_constant, lossy_reason, unknown_note
 from stof_onnx.attention.terms import Played, TermError, TermValue, play, term_values
 from stof_onnx.attention.types import (
     BiasKind,
@@ -114,6 +115,7 @@ class _RunTimeBias:
     term: ScoreTerm
     bias: BiasTerm
     hides: bool
+    note: str = ""
 
 
 @dataclass
@@ -225,11 +227,12 @@ def _finish(
         if bias is not None:
             return Refusal("a known bias and one known only at run time", _labels(terms), site.name)
         rule = _run_time_rule(rule, run_time, parts, masked)
+        parts.notes += [run_time.note] if run_time.note else []
     if rule.rule is None:
         if (kv is None and run_time is None) or not site.assume_no_empty_rows:
             advice = "" if kv is None and run_time is None else " (--assume-no-empty-rows if no input does that)"
             return Refusal(rule.reason + advice, _labels(terms), site.name)
-        parts.notes.append("assumed, as asked: no input hides all keys of a row")
+        parts.notes.append(NO_EMPTY_ROWS)
     meaning = rule.rule or MaskedRow.ZERO
     problem = check_lengths(terms, site, shown, allowed, bias, folder)
     if problem is not None:
@@ -313,9 +316,14 @@ def _as_bias(term: ScoreTerm, terms: tuple[ScoreTerm, ...], site: ScoreSite, fol
     if tensor is None:
         return Refusal(f"'{term.tensor.name}' does not lie as [B, H, Sq, Skv]", label, site.name)
     hides = term.kind == "where" or _may_hide(term.tensor, folder)
-    return _RunTimeBias(
-        term, BiasTerm(BiasKind.DENSE, tensor=tensor, shape=folder.shape(tensor), dtype=folder.dtype(tensor)), hides
-    )
+    bias = BiasTerm(BiasKind.DENSE, tensor=tensor, shape=folder.shape(tensor), dtype=folder.dtype(tensor))
+    dtype = working_dtype(terms, site)
+    constant, complete = lossy_constant(term.tensor, dtype, folder)
+    if constant is None:
+        return _RunTimeBias(term, bias, hides, "" if complete else unknown_note(term.tensor, dtype))
+    if not site.assume_no_empty_rows:
+        return Refusal(lossy_reason(constant, dtype), label, site.name)
+    return _RunTimeBias(term, bias, hides, NO_EMPTY_ROWS)
 
 
 def _may_hide(tensor: gs.Tensor, folder: Folder) -> bool:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from stof_onnx.attention.fused_ops.site import FusedSite, Refused
 from stof_onnx.attention.fused_ops.window import encode_window
-from stof_onnx.attention.types import AttentionMatch, BiasKind, BiasTerm, Layout, MaskedRow, NewNode, Refusal
+from stof_onnx.attention.types import AttentionMatch, Layout, MaskedRow, NewNode, Refusal
 
 
 def match_group_query_attention(site: FusedSite) -> AttentionMatch | Refusal:
@@ -45,7 +45,8 @@ def match_group_query_attention(site: FusedSite) -> AttentionMatch | Refusal:
     _check_lengths(site, seq)
     causal = site.integer("causal", 1)
     window = site.integer("local_window_size", -1)
-    bias = site.input(10)
+    dtype = site.dtype(site.node.inputs[0])
+    bias, notes = site.dense_bias(site.input(10), dtype, alone=not causal)
     mask = encode_window(seq, seq, window - 1 if window > 0 else -1, 0) if causal else None
     return AttentionMatch(
         name=site.name,
@@ -65,15 +66,16 @@ def match_group_query_attention(site: FusedSite) -> AttentionMatch | Refusal:
         seq_q=seq,
         seq_kv=seq,
         dynamic_seq=False,
-        dtype=site.dtype(site.node.inputs[0]),
+        dtype=dtype,
         scale=site.attribute("scale", 0.0) or 1 / math.sqrt(dim),
         softcap=site.attribute("softcap", 0.0),
         mask=mask,
-        bias=BiasTerm(BiasKind.NONE) if bias is None else site.dense_bias(bias),
+        bias=bias,
         masked_row=MaskedRow.NAN,
         nodes=(site.node,),
         ranks=(3, 3, 3),
         prelude=prelude,
+        notes=notes,
     )
 
 

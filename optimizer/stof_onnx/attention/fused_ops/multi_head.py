@@ -16,8 +16,6 @@ from stof_onnx.attention.fused_ops.site import FusedSite, Refused
 from stof_onnx.attention.fused_ops.window import encode_window
 from stof_onnx.attention.types import (
     AttentionMatch,
-    BiasKind,
-    BiasTerm,
     KvKind,
     KvMask,
     Layout,
@@ -164,6 +162,8 @@ def _match(
         raise Refused("unidirectional with S_q other than S_kv: providers disagree on where the diagonal starts")
     if causal and site.is_unbounded(query, 1):
         raise Refused("unidirectional with a sequence that nothing bounds (give its largest size with --shape)")
+    dtype = site.dtype(query)
+    term, notes = site.dense_bias(bias, dtype, alone=mask is None and not causal)
     static, kv_mask, row, bound = _padding(site, mask, batch, seq_q, operands.seq_kv, causal, dynamic)
     return AttentionMatch(
         name=site.name,
@@ -183,15 +183,16 @@ def _match(
         seq_q=0 if unbounded else seq_q,
         seq_kv=0 if unbounded else operands.seq_kv,
         dynamic_seq=dynamic,
-        dtype=site.dtype(query),
+        dtype=dtype,
         scale=site.attribute("scale", 0.0) or 1 / math.sqrt(operands.dim),
         mask=static,
-        bias=BiasTerm(BiasKind.NONE) if bias is None else site.dense_bias(bias),
+        bias=term,
         kv_mask=kv_mask,
         masked_row=row,
         nodes=(site.node,),
         ranks=operands.ranks,
         prelude=operands.prelude,
+        notes=notes,
         score_bound=bound,
     )
 

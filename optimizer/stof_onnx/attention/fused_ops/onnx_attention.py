@@ -210,13 +210,9 @@ def _mask(
         recovered = recover(tuple(terms), scores, site.folder)
         if isinstance(recovered, Recovered) or site.folder.is_static(mask):
             return recovered
-    # A run-time mask of no special form is a dense bias, exact whatever it holds.
-    return Recovered(
-        static,
-        site.dense_bias(mask),
-        KvMask(KvKind.NONE),
-        MaskedRow.ZERO,
-    )
+    # A run-time mask of no special form is a dense bias. The operator adds it in the type of Q and K.
+    bias, notes = site.dense_bias(mask, sizes.dtype, alone=window is None)
+    return Recovered(static, bias, KvMask(KvKind.NONE), MaskedRow.ZERO, notes=notes)
 
 
 def _softmax_dtype(site: FusedSite, sizes: _Sizes) -> np.dtype:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from stof_onnx.attention.rounding import NO_EMPTY_ROWS, lossy_constant, lossy_reason, unknown_note
 from stof_onnx.attention.types import BiasKind, BiasTerm, NewNode, Refusal
 from stof_onnx.graph.model import node_label
 
@@ -92,9 +93,21 @@ class FusedSite:
         counts = gs.Constant("split", np.array(list(sizes), np.int64))
         return NewNode("Split", (tensor, counts), tuple(parts), {"axis": 2}), parts
 
-    def dense_bias(self, tensor: gs.Tensor) -> BiasTerm:
-        """`tensor` as an exact run-time bias."""
-        return BiasTerm(BiasKind.DENSE, tensor=tensor, shape=self.shape(tensor), dtype=self.dtype(tensor))
+    def dense_bias(self, tensor: gs.Tensor | None, dtype: np.dtype, alone: bool) -> tuple[BiasTerm, tuple[str, ...]]:
+        """`tensor` as an exact bias, with lines for the report; `alone`: no other mask hides keys.
+
+        Raises:
+            Refused: it holds constants that mean something else when they are added in `dtype`.
+        """
+        if tensor is None:
+            return BiasTerm(BiasKind.NONE), ()
+        bias = BiasTerm(BiasKind.DENSE, tensor=tensor, shape=self.shape(tensor), dtype=self.dtype(tensor))
+        constant, complete = lossy_constant(tensor, dtype, self.folder, alone)
+        if constant is None:
+            return bias, () if complete else (unknown_note(tensor, dtype),)
+        if not self.assume_no_empty_rows:
+            raise Refused(lossy_reason(constant, dtype))
+        return bias, (NO_EMPTY_ROWS,)
 
     def shape(self, tensor: gs.Tensor) -> tuple[int, ...]:
         """The sizes of a tensor. Raises Refused when they are not known."""
