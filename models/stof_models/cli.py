@@ -21,6 +21,13 @@ _SAME_NAMES = (
     *("mask", "cross_mask", "mask_style", "exporter", "attention", "padding", "dynamic", "dtype"),
     *("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "seq", "seq_kv", "max_seq", "batch", "seed"),
 )
+_PRESETS: dict[str, dict[str, Any]] = {
+    "bert-base": {"layers": 12, "hidden": 768, "heads": 12, "vocab": 30522, "seq": 512, "batch": 1},
+    "gpt-1.3b": {
+        **{"layers": 24, "hidden": 2048, "heads": 16, "vocab": 50257, "seq": 1024, "batch": 1},
+        **{"dtype": "fp16", "large": True},
+    },
+}
 _DEFAULT_OPSETS = {"torchscript": 17, "dynamo": 18}
 _OPSETS = {"torchscript": range(11, 21), "dynamo": range(18, 25)}
 
@@ -35,10 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser)
     try:
-        return run(parser.parse_args(argv))
+        return run(_parse(parser, argv))
     except ExportError as error:
         print(f"stof-onnx export: {error}", file=sys.stderr)
         return 2
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """A preset only changes defaults: whatever else is given wins."""
+    preset = parser.parse_args(argv).preset
+    if preset is not None:
+        parser.set_defaults(**_PRESETS[preset])
+    return parser.parse_args(argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +90,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--attention", default="sdpa", choices=ATTENTIONS, help="attention implementation")
     export.add_argument("--dynamic", default="none", choices=DYNAMIC, help="dynamic axes; sequence includes batch")
     export.add_argument("--dtype", default="fp32", choices=DTYPES, help="of weights and activations")
+    export.add_argument(
+        "--large",
+        action="store_true",
+        help="billions of parameters: weights are drawn straight into external data (torchscript, text models)",
+    )
+    export.add_argument(
+        "--graph-only",
+        action="store_true",
+        help="as --large, but leave the weights out: `python -m stof_models.seeded FILE.weights.json` draws them later",
+    )
     sizes = parser.add_argument_group("sizes")
+    sizes.add_argument("--preset", choices=_PRESETS, help="other defaults for the sizes")
     for name, value, what in (
         ("layers", 2, "layers (of encoder and decoder each)"),
         ("hidden", 64, "hidden size"),
@@ -98,8 +124,12 @@ def run(arguments: argparse.Namespace) -> int:
     output = getattr(arguments, "output", Path(f"{options.family}.onnx"))
     from stof_models.export import export_model  # torch and transformers take seconds to load
     from stof_models.info import info_path
+    from stof_models.large import export_large
 
-    info = export_model(options, output)
+    if arguments.large or arguments.graph_only:
+        info = export_large(options, output, graph_only=arguments.graph_only)
+    else:
+        info = export_model(options, output)
     print(f"wrote {output} ({len(info.sites)} attention sites, described in {info_path(output).name})")
     return 0
 

@@ -39,7 +39,7 @@ def export_model(options: ExportOptions, path: Path) -> ExportInfo:
         raise ExportError(f"{path} is a folder; give a file name such as {path / (options.family + '.onnx')}")
     if not path.parent.is_dir():
         raise ExportError(f"the folder {path.parent} does not exist")
-    with _work_folder(path) as work:
+    with work_folder(path) as work:
         torch.manual_seed(options.seed)
         built = arch.build(options)
         info = ExportInfo(
@@ -47,7 +47,7 @@ def export_model(options: ExportOptions, path: Path) -> ExportInfo:
         )
         target = Path(work) / path.name
         try:
-            with torch.no_grad(), _quiet(), built.context():
+            with torch.no_grad(), quiet(), built.context():
                 _export(options, built, info, target)
         except Exception as error:
             raise ExportError(
@@ -122,7 +122,7 @@ def _gather_external_data(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _work_folder(path: Path) -> Iterator[str]:
+def work_folder(path: Path) -> Iterator[str]:
     """A temporary folder beside the target, so that renaming into place never crosses a file system."""
     try:
         work = tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)
@@ -135,7 +135,7 @@ def _work_folder(path: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Exporters warn at length about what a traced model always does; real failures are exceptions."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -28,6 +28,7 @@ from stof_models.errors import ExportError
 DEFAULT_ABOVE = 16384  # bytes
 _BLOCK = 1 << 20  # elements drawn at a time
 _SAMPLE, _DISTINCT = 4096, 1024  # a tensor with fewer distinct values among so many entries is a table, not a weight
+_DTYPES = {1: "float32", 10: "float16", 16: "bfloat16"}  # by ONNX's number: `fill` does without onnx
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -44,39 +45,53 @@ def strip(source: Path, target: Path, above: int = DEFAULT_ABOVE, seed: int = 0)
         model = onnx.load(str(source), load_external_data=False)
     except Exception as error:
         raise ExportError(f"{source} does not load as ONNX: {error}") from error
-    kinds = onnx.TensorProto
-    dtypes = {kinds.FLOAT: "float32", kinds.FLOAT16: "float16", kinds.BFLOAT16: "bfloat16"}
-    manifest: list[dict[str, Any]] = []
-    offset = 0
+    manifest = ManifestWriter(target, seed)
     for tensor in model.graph.initializer:
-        dtype = dtypes.get(tensor.data_type, "")
+        dtype = _DTYPES.get(tensor.data_type, "")
         count = int(np.prod(tensor.dims, dtype=np.int64))
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
         if dtype and count * _ITEMSIZE[dtype] > above:
             values = onnx.numpy_helper.to_array(tensor, str(source.parent)).reshape(-1)
             if _is_weight(values):
-                mean, std = float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64))
-                line = {
-                    "name": tensor.name,
-                    "shape": list(tensor.dims),
-                    "dtype": dtype,
-                    "mean": mean,
-                    "std": std,
-                    "seed": zlib.crc32(tensor.name.encode(), seed),
-                    "offset": offset,
-                }
-                manifest.append(line)
-                length = count * _ITEMSIZE[dtype]
-                _point_at(tensor, data_path(target).name, offset, length)
-                offset += -(-length // 64) * 64
+                manifest.take(tensor, float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64)))
                 continue
         if external:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(source.parent))
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
-    _write(manifest_path(target), lambda file: file.write((json.dumps(manifest, indent=0) + "\n").encode()))
+    manifest.save()
     _write(target, lambda file: file.write(model.SerializeToString(deterministic=True)))
-    return manifest
+    return manifest.lines
+
+
+class ManifestWriter:
+    """The manifest of `model`, and the places of its weights in the data file."""
+
+    def __init__(self, model: Path, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self.lines: list[dict[str, Any]] = []
+        self._end = 0
+
+    def take(self, tensor: Any, mean: float, std: float) -> None:
+        """Makes the ONNX `tensor` (whatever it holds) one that `fill` draws, with this mean and deviation."""
+        dtype = _DTYPES[tensor.data_type]
+        line = {
+            "name": tensor.name,
+            "shape": list(tensor.dims),
+            "dtype": dtype,
+            "mean": mean,
+            "std": std,
+            "seed": zlib.crc32(tensor.name.encode(), self.seed),
+            "offset": self._end,
+        }
+        self.lines.append(line)
+        length = int(np.prod(tensor.dims, dtype=np.int64)) * _ITEMSIZE[dtype]
+        _point_at(tensor, data_path(self.model).name, self._end, length)
+        self._end += -(-length // 64) * 64
+
+    def save(self) -> None:
+        text = json.dumps(self.lines, indent=0) + "\n"
+        _write(manifest_path(self.model), lambda file: file.write(text.encode()))
 
 
 def fill(model: Path) -> Path:

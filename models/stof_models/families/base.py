@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ Config = TypeVar("Config", bound=PreTrainedConfig)
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 NUMPY_DTYPES = {"fp32": "float32", "fp16": "float16"}
 BATCH, SEQUENCE, ENCODER_SEQUENCE = "batch", "sequence", "encoder_sequence"
+_NO_WEIGHTS: ContextVar[bool] = ContextVar("no weights", default=False)
 CAUSAL_KINDS = frozenset({"none", "causal", "causal-br", "causal-window", "prefix-lm"})  # taken as they are
 
 
@@ -115,8 +117,30 @@ def self_mask(
     return replace(make_mask("causal" if decoder else "none", longest), band=band[0], band_width=band[1])
 
 
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """While active, built models hold parameters of the right shape and dtype that take no storage.
+
+    Each is one value of its own, since exporters merge equal parameters.
+    """
+    token = _NO_WEIGHTS.set(True)
+    try:
+        yield
+    finally:
+        _NO_WEIGHTS.reset(token)
+
+
 def finish(model: torch.nn.Module, options: ExportOptions) -> torch.nn.Module:
     """Evaluation mode, the wanted dtype, and weights large enough that attention matters in the outputs."""
+    dtype = TORCH_DTYPES[options.dtype]
+    if _NO_WEIGHTS.get():
+        number = 0
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                number += 1
+                value = torch.tensor(number / 2**20).to(dtype).expand(parameter.shape)
+                setattr(module, name, torch.nn.Parameter(value, requires_grad=False))
+        return model.eval()
     generator = torch.Generator().manual_seed(options.seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -125,7 +149,7 @@ def finish(model: torch.nn.Module, options: ExportOptions) -> torch.nn.Module:
                 parameter.normal_(0.0, fan_in**-0.5, generator=generator)
             elif "bias" in name:
                 parameter.normal_(0.0, 0.1, generator=generator)
-    return model.eval().to(TORCH_DTYPES[options.dtype])
+    return model.eval().to(dtype)
 
 
 def tokens(name: str, options: ExportOptions, axis: str, length: int) -> InputInfo:
