@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -24,16 +25,9 @@ _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a prob
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code. STOF_DEBUG=1 shows tracebacks."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
     try:
-        if arguments[:1] == ["export"]:
-            return _export(arguments[1:])
-        if arguments[:1] == ["bench"]:
-            return _bench(_parser().parse_args(arguments))
-        if arguments[:1] == ["plugin"]:
-            return _plugin(_parser().parse_args(arguments))
-        return _run(_parser().parse_args(arguments))
+        with _cleaning_up_when_terminated():
+            return _dispatch(arguments)
     except StofError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -42,9 +36,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"internal error: {type(error).__name__}: {error}. STOF_DEBUG=1 shows where", 2)
 
 
-def _terminate(*_: object) -> None:
-    """Leaves through every `finally`, so that no temporary file stays behind."""
-    raise SystemExit(128 + signal.SIGTERM)
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["export"]:
+        return _export(arguments[1:])
+    if arguments[:1] == ["bench"]:
+        return _bench(_parser().parse_args(arguments))
+    if arguments[:1] == ["plugin"]:
+        return _plugin(_parser().parse_args(arguments))
+    return _run(_parser().parse_args(arguments))
+
+
+@contextmanager
+def _cleaning_up_when_terminated() -> Iterator[None]:
+    """Makes SIGTERM leave through every `finally`, so that no temporary file stays behind."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _complain(message: str, code: int) -> int:
