@@ -41,13 +41,14 @@ cuda-check:
 # The TensorRT plugins and what tests drive them with, against the headers in TENSORRT_INCLUDE_DIR or else those of a
 # wheel (10.14's): build/plugins. `stof-onnx plugin build` is the users' way.
 HEADERS := build/headers
-plugins: cuda
-	@test -n "$(TENSORRT_INCLUDE_DIR)" -o -d $(HEADERS)/kernel_lens || \
-	  $(PYTHON) -m pip install -q --no-deps --target $(HEADERS) kernel-lens==2.0.1
+plugins: cuda $(if $(TENSORRT_INCLUDE_DIR),,$(HEADERS)/kernel_lens)
 	@cmake -S trt_plugins -B build/plugins -DCMAKE_BUILD_TYPE=Release -DSTOF_HOST_TESTS=$(CURDIR)/tests/trt/plugins \
 	  -DSTOF_KERNELS_LIBRARY=$(CURDIR)/build/cuda/libstof_kernels.a \
 	  -DTENSORRT_INCLUDE_DIR=$(or $(TENSORRT_INCLUDE_DIR),$(CURDIR)/$(HEADERS)/kernel_lens/include/tensorrt) > /dev/null
 	@cmake --build build/plugins --parallel 2
+
+$(HEADERS)/kernel_lens: | .venv/.done
+	@$(BIN)/python -m pip install -q --no-deps --target $(HEADERS) kernel-lens==2.0.1
 
 setup: .venv/.done
 
