@@ -88,3 +88,13 @@ def test_presets_change_defaults_only(tmp_path: Path) -> None:
     assert cli.main(arguments) == 0
     options = ExportInfo.load(info_path(path)).options
     assert (options["hidden"], options["heads"], options["layers"], options["seq"]) == (768, 12, 1, 32)
+
+
+def test_the_large_preset_runs_when_made_small(tmp_path: Path) -> None:
+    path = tmp_path / "gpt.onnx"
+    small = ["--layers", "1", "--hidden", "64", "--heads", "2", "--vocab", "100", "--seq", "24"]
+    assert cli.main(["gpt2", "--preset", "gpt-1.3b", *small, "-o", str(path)]) == 0
+    feed = ExportInfo.load(info_path(path)).random_inputs(np.random.default_rng(0))
+    (output,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feed)
+    assert output.dtype == np.float16
+    assert np.isfinite(output).all()
