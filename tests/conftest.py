@@ -1,4 +1,7 @@
-"""`--gpu-report FILE`: the run of the gpu and trt tests writes its own record (docs/gpu-tests.md)."""
+"""`--gpu-report FILE`: the run of the gpu and trt tests writes its own record (docs/gpu-tests.md).
+
+Property tests have no deadline: a busy machine is no failure; pytest-timeout guards against hangs.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("no-deadline", deadline=None)
+    settings.load_profile("no-deadline")
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKS = ("gpu", "trt")
