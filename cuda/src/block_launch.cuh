@@ -8,7 +8,7 @@ namespace stof {
 template <class Traits>
 cudaError_t launch_block(const AttentionParams& p, cudaStream_t stream) {
   const Schedule s = make_schedule(p, p.mask.tile_m / Traits::kRows);
-  const int64_t blocks = int64_t{s.batch_heads} * s.items;
+  const int64_t blocks = s.blocks();
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const auto kernel = block_attention<Traits>;
   // Sets an attribute of the function on the current device: cheap, idempotent, allowed during stream capture.

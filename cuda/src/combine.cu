@@ -12,7 +12,7 @@ constexpr int kThreads = 128;
 template <typename T>
 __global__ __launch_bounds__(kThreads) void combine_splits(const __grid_constant__ AttentionParams p,
                                                            const __grid_constant__ Schedule s, int kernel_rows) {
-  const int order = blockIdx.x % s.split_orders, bh = blockIdx.x / s.split_orders;
+  const int order = blockIdx.x % s.long_orders, bh = blockIdx.x / s.long_orders;
   const int b = bh / p.heads, h = bh % p.heads;
   const int per_tile = p.mask.tile_m / kernel_rows;
   const int first_row =
@@ -48,7 +48,7 @@ __global__ __launch_bounds__(kThreads) void combine_splits(const __grid_constant
 
 cudaError_t launch_combine(const AttentionParams& p, const Schedule& s, int kernel_rows, cudaStream_t stream) {
   if (s.splits == 1) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(s.split_orders) * s.batch_heads, std::max(1, kernel_rows * p.v_dim / 4 / kThreads / 4));
+  const dim3 grid(static_cast<unsigned>(s.long_orders) * s.batch_heads, std::max(1, kernel_rows * p.v_dim / 4 / kThreads / 4));
   switch (p.dtype) {
     case DType::kF16: combine_splits<__half><<<grid, kThreads, 0, stream>>>(p, s, kernel_rows); break;
     case DType::kBF16: combine_splits<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(p, s, kernel_rows); break;

@@ -32,14 +32,16 @@ Schedule make_schedule(const AttentionParams& p, int rows_per_tile) {
   s.batch_heads = p.batch * p.heads;
   const int64_t element = p.dtype == DType::kF32 ? 4 : 2;
   const int64_t kv_bytes = std::max<int64_t>(1, int64_t{p.seq_kv} * (p.dim + p.v_dim) * element);
-  const int64_t query_heads = std::max<int64_t>(1, l2_budget() / kv_bytes) * (p.heads / p.kv_heads);
-  s.group = static_cast<int32_t>(std::min<int64_t>(query_heads, s.batch_heads));
-  s.orders = p.mask.rows * rows_per_tile;
+  const int64_t most = std::max<int64_t>(1, l2_budget() / kv_bytes) * (p.heads / p.kv_heads);
+  const int64_t groups = (s.batch_heads + most - 1) / most;  // of equal size: a small last one would be a tail
+  s.group = static_cast<int32_t>((s.batch_heads + groups - 1) / groups);
   s.splits = std::max(1, p.splits);
-  const bool all = p.mask.split_rows <= 0 || p.mask.split_rows >= p.mask.rows;
-  s.split_orders = s.splits == 1 ? 0 : (all ? p.mask.rows : p.mask.split_rows) * rows_per_tile;
-  s.items = s.orders - s.split_orders + s.split_orders * s.splits;
-  s.per_group = make_divisor(s.group * s.items);
+  const int32_t rows = p.mask.rows;
+  const int32_t named = p.mask.split_rows > 0 ? std::min(p.mask.split_rows, rows) : s.splits > 1 ? rows : 0;
+  s.long_orders = named * rows_per_tile;
+  s.other_orders = (rows - named) * rows_per_tile;
+  s.by_batch_heads = make_divisor(s.batch_heads);
+  s.per_group = make_divisor(std::max(1, s.group * s.other_orders));
   s.in_group = make_divisor(s.group);
   const int32_t rest = s.batch_heads % s.group;
   s.in_last_group = make_divisor(rest == 0 ? s.group : rest);
@@ -50,8 +52,9 @@ Schedule make_schedule(const AttentionParams& p, int rows_per_tile) {
 }
 
 size_t split_workspace_bytes(const AttentionParams& p, int kernel_rows) {
+  if (p.splits <= 1) return 0;
   const Schedule s = make_schedule(p, p.mask.tile_m / kernel_rows);
-  return size_t{4} * s.batch_heads * s.split_orders * (s.splits == 1 ? 0 : s.splits) * kernel_rows * (p.v_dim + 2);
+  return size_t{4} * s.batch_heads * s.long_orders * s.splits * kernel_rows * (p.v_dim + 2);
 }
 
 }  // namespace stof

@@ -1,5 +1,6 @@
-// How the work is cut into blocks. Blocks run longest row first within a group of heads whose K and V fit in L2 together,
-// group after group.
+// How the work is cut into blocks. First the rows that the parameters name as the longest, of all heads, whether split or not:
+// started late, one of them alone would be the tail. Then the others, longest first within a group of heads whose K and V
+// fit in L2 together, group after group.
 #pragma once
 #include "stof/attention.h"
 
@@ -14,14 +15,16 @@ Divisor make_divisor(int32_t value);
 struct Schedule {
   int32_t batch_heads;     // B * Hq
   int32_t group;           // heads that run interleaved
-  int32_t items;           // pieces of work of one head
-  int32_t orders;          // entries of row_order times the kernel rows of one mask row tile
-  int32_t split_orders;    // of these the first, whose lists are split
-  int32_t splits;
-  Divisor per_group;       // group * items
+  int32_t long_orders;     // leading entries of row_order (times the kernel rows of a mask row tile) that come first
+  int32_t other_orders;
+  int32_t splits;          // pieces of each of the long ones' lists
+  Divisor by_batch_heads;
+  Divisor per_group;       // group * other_orders
   Divisor in_group;        // group
   Divisor in_last_group;   // heads in the last group
   Divisor by_heads, by_splits, heads_per_kv;
+
+  int64_t blocks() const { return int64_t{batch_heads} * (int64_t{long_orders} * splits + other_orders); }
 };
 
 // `rows_per_tile` kernel rows make one mask row tile.

@@ -40,8 +40,9 @@ struct MaskView {
   int32_t n_masks, rows, cols;  // tiles of the encoded mask (which may be larger than Sq x Skv)
   int32_t n_full, n_part;       // indices are clamped to these: device arrays are not trusted
   int32_t tile_m, tile_n;
-  int32_t split_rows;           // with splits > 1: leading entries of each row_order (the longest rows) whose list is split;
-                                // 0: all rows (kBlockSm80), see attention_sm90 for its lowered form
+  int32_t split_rows;           // leading entries of each row_order (the longest rows): started first for all heads, and with
+                                // splits > 1 their lists are split. 0: all rows with splits > 1, else none (kBlockSm80);
+                                // see attention_sm90 for its lowered form
   BitmapOrder bitmap_order;
 };
 
