@@ -255,7 +255,8 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
       return;
     }
     T* const out = static_cast<T*>(p.o.ptr) + block.out;
-    const float unseen = p.masked_row == MaskedRow::kNan ? NAN : 0.f;
+    // In the second pass: raw scores that are all -inf (by bias) have no softmax either.
+    const float unseen = p.masked_row == MaskedRow::kNan || (Traits::kGeneral && pass == 1) ? NAN : 0.f;
 #pragma unroll
     for (int band = 0; band < kBands; ++band) {
       normalise(o[band], 0, state[band][0], unseen);
@@ -272,8 +273,6 @@ __global__ __launch_bounds__(Traits::kThreads, Traits::kMinBlocks) void block_at
         const int row = block.first_row + warp * 16 + lane / 4 + 8 * i;
         const bool seen = state[0][i].sum != 0.f;
         if (pass == 0) filled[i] = seen || !second;
-        // Scores that are all -inf are not a masked row: their softmax is NaN.
-        if (state[0][i].max == kLowest) normalise(o[0], i, RowState(), NAN);
         if (row < p.seq_q && (pass == 0 ? filled[i] : !filled[i]))
           store_row_pairs(out + static_cast<int64_t>(row) * p.o.stride_s, o[0], i, lane, p.v_dim);
         left |= row < p.seq_q && !filled[i];

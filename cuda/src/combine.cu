@@ -36,7 +36,7 @@ __global__ __launch_bounds__(kThreads) void combine_splits(const __grid_constant
       sum += weight * state.y;
       total[0] += weight * part.x, total[1] += weight * part.y, total[2] += weight * part.z, total[3] += weight * part.w;
     }
-    const float inverse = top == kLowest ? NAN : 1.f / sum;
+    const float inverse = 1.f / sum;
     T* const at = out + static_cast<int64_t>(first_row + row) * p.o.stride_s + column;
 #pragma unroll
     for (int e = 0; e < 4; e += 2)

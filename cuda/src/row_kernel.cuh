@@ -185,7 +185,7 @@ struct RowWarp {
   }
   __device__ void store(T* out, float unseen) const {
     if (lane >= kLanes || !has_v) return;
-    const float inverse = max == kLowest ? NAN : 1.f / sum;
+    const float inverse = 1.f / sum;
     float x[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = sum != 0.f ? o[i] * inverse : unseen;
@@ -234,7 +234,8 @@ __global__ __launch_bounds__(32 * kRowWarps, kPlain ? 8 : 5) void row_attention(
     work.join();
   }
   T* const out = static_cast<T*>(p.o.ptr) + b * p.o.stride_b + h * p.o.stride_h + static_cast<int64_t>(row) * p.o.stride_s;
-  work.store(out + lane % kLanes * 8, p.masked_row == MaskedRow::kNan ? NAN : 0.f);
+  // Raw scores that are all -inf (by bias) have no softmax either.
+  work.store(out + lane % kLanes * 8, p.masked_row == MaskedRow::kNan || work.pass == 1 ? NAN : 0.f);
 }
 
 }  // namespace stof

@@ -1,8 +1,8 @@
-// What happens to a score beyond scale and bitmap: softcap, bias, run-time key padding. The switches are read at run time and
+// What happens to a score beyond scale and bitmap: softcap, bias, run-time key padding. A key whose bias is -inf is hidden
+// like a masked one. The switches are read at run time and
 // agree for the whole grid; only the general instances contain this code.
 #pragma once
 #include "dtype.cuh"
-#include "softmax.cuh"
 #include "stof/attention.h"
 
 namespace stof {
@@ -32,7 +32,7 @@ struct ScoreModifier {
   __device__ float score(const AttentionParams& p, float s, int q, int k) const {
     s *= p.scale;
     if (p.softcap > 0.f) s = p.softcap * tanhf(s / p.softcap);
-    if (bias) s = bias_sum(s, bias_at(p, q, k));
+    if (bias) s += bias_at(p, q, k);
     return s * kLog2e;
   }
 
@@ -44,7 +44,7 @@ struct ScoreModifier {
     each(s, [&](float& x, int, int) { x *= scale; });
     if (!plain) {
       if (p.softcap > 0.f) each(s, [&](float& x, int, int) { x = p.softcap * tanhf(x / p.softcap); });
-      if (bias) each(s, [&](float& x, int row, int column) { x = bias_sum(x, bias_at(p, q + row, k + column)); });
+      if (bias) each(s, [&](float& x, int row, int column) { x += bias_at(p, q + row, k + column); });
       each(s, [&](float& x, int, int) { x *= kLog2e; });
     }
     if (padding && kv_mask) {
@@ -58,11 +58,6 @@ struct ScoreModifier {
   }
 
  private:
-  // A bias of -inf is no mask: see kLowest.
-  __device__ static float bias_sum(float s, float bias) {
-    const float sum = s + bias;
-    return sum == -INFINITY ? kLowest : sum;
-  }
   template <int kBlocks8, typename Function>
   __device__ static void each(float (&s)[kBlocks8][4], Function function) {
 #pragma unroll

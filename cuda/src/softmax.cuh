@@ -1,6 +1,5 @@
 // Online softmax over tiles, in the accumulator layout of mma.m16n8: a lane holds rows lane/4 and lane/4 + 8.
 #pragma once
-#include <cfloat>
 #include <cmath>
 
 #include "ptx.cuh"
@@ -15,8 +14,6 @@ __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }
-
-constexpr float kLowest = -FLT_MAX;  // stands for a score of -inf that is no mask: a row of nothing else yields NaN
 
 // Running maximum of the scores (all lanes of a quad agree) and this lane's share of the sum of 2^((s - max) * log2_scale).
 struct RowState {

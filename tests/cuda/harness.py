@@ -49,7 +49,7 @@ class Case:
     encoded: tuple[int, int] | None = None
     scale: float | None = None
     softcap: float = 0.0
-    bias: str = "none"  # none, dense, dense_bh (no broadcast), relative, relative_1
+    bias: str = "none"  # none, dense, dense_bh (no broadcast), dense_inf (some -inf), relative, relative_1
     kv: str = "none"  # none, mask, length
     masked_row: capi.MaskedRow = capi.MaskedRow.ZERO
     kernel: capi.Kernel = capi.Kernel.BLOCK_SM80
@@ -192,7 +192,7 @@ def attention(
                 s = softcap * torch.tanh(s / softcap)
             if bias is not None:
                 s = s + bias[b % bias.shape[0], h % bias.shape[1]].to(dtype)
-            ok = allowed[b, h % allowed.shape[1]]
+            ok = allowed[b, h % allowed.shape[1]] & (s != -torch.inf)  # a bias of -inf hides like the mask
             p = torch.softmax(s.masked_fill(~ok, -torch.inf), -1)
             empty = ~ok.any(-1, keepdim=True)
             instead = {
@@ -278,6 +278,10 @@ class Inputs:
             return table[:, at + rel_rq - 1][None], table
         shape = (case.batch, case.heads) if case.bias == "dense_bh" else (1, case.heads)
         dense = self._randn(*shape, case.seq_q, case.seq_kv)
+        if case.bias == "dense_inf":
+            hidden = torch.rand(dense.shape, generator=self.generator, device=self.device) < 0.3
+            rows = torch.rand(*dense.shape[:3], 1, generator=self.generator, device=self.device) < 0.2
+            dense.masked_fill_(hidden | rows, -torch.inf)
         return dense, dense
 
     def params(self, out: torch.Tensor) -> capi.AttentionParams:

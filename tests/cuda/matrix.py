@@ -89,6 +89,12 @@ def modifiers() -> list[Case]:
                 Case("empty_rows", 2, 2, 1, 100, 130, dim, dim, dtype, tile=next(tiles), kv=kv, masked_row=masked_row)
             )
             cases.append(Case("none", 2, 2, 1, 70, 60, dim, dim, dtype, tile=next(tiles), kv=kv, masked_row=masked_row))
+        for masked_row, mask in itertools.product(MaskedRow, ("causal", "empty_rows")):
+            cases.append(
+                Case(
+                    mask, 2, 2, 1, 100, 130, dim, dim, dtype, tile=next(tiles), bias="dense_inf", masked_row=masked_row
+                )
+            )
         for scale in (-0.3, 0.0, 1.7):
             cases.append(Case("causal", 1, 2, 2, 130, 130, dim, dim, dtype, tile=next(tiles), scale=scale))
         for kv in ("mask", "length"):
@@ -110,6 +116,7 @@ def fp32() -> list[Case]:
         )
     for math in F32Math:
         cases.append(Case("causal", 1, 1, 1, 1000, 1000, 64, 64, "f32", f32_math=math))
+        cases.append(Case("causal", 1, 2, 1, 130, 130, 64, 64, "f32", f32_math=math, bias="dense_inf", splits=3))
         cases.append(Case("random", 1, 2, 1, 300, 300, 64, 32, "f32", f32_math=math, splits=3))
     return cases
 
@@ -161,6 +168,8 @@ def row_wise() -> list[Case]:
             cases.append(Case(next(masks), 1, 4, 2, seq, seq, dim, dim, dtype, next(layouts), next(tiles), kernel=row))
     for mask, masked_row, kv in itertools.product(("empty_rows", "none"), MaskedRow, ("none", "mask", "length")):
         cases.append(Case(mask, 2, 2, 2, 70, 90, 64, 40, "f16", kernel=row, masked_row=masked_row, kv=kv))
+    for masked_row in MaskedRow:
+        cases.append(Case("random", 1, 2, 1, 70, 90, kernel=row, bias="dense_inf", masked_row=masked_row))
     for bias in ("dense", "relative"):
         cases.append(Case("sparse", 2, 4, 1, 150, 130, 64, 64, "bf16", kernel=row, bias=bias, softcap=4.0))
     for mask in ("sparse", "window", "random"):
@@ -197,7 +206,8 @@ def fuzz(count: int, seed: int) -> list[Case]:
                 else None,
                 scale=r.choice((None, None, 0.2, -0.1)),
                 softcap=r.choice((0.0, 3.0)) if modified else 0.0,
-                bias=r.choice(("none", "dense", "dense_bh", "relative", "relative_1")) if modified else "none",
+                bias=r.choice(("none", "dense", "dense_bh", "dense_inf", "relative", "relative_1")) if modified
+                else "none",
                 kv=r.choice(("none", "mask", "length")) if modified else "none",
                 masked_row=masked_row, kernel=kernel, f32_math=r.choice(tuple(F32Math)), splits=count_splits,
                 split_rows=r.randint(0, 3),
