@@ -180,14 +180,19 @@ def attention(
     bias: torch.Tensor | None,
     masked_row: capi.MaskedRow,
     dtype: torch.dtype,
+    tf32: bool = False,
 ) -> torch.Tensor:
-    """Dense attention in `dtype`, head by head: [B, H, S_q, Dv]. `allowed` is [B, 1 or H, S_q, S_kv]."""
+    """Dense attention in `dtype`, head by head: [B, H, S_q, Dv]. `allowed` is [B, 1 or H, S_q, S_kv].
+
+    tf32 rounds the operands of both products as tensor cores do (torch's own switch leaves small products in fp32).
+    """
     batch, heads = q.shape[:2]
+    operand = rounded_to_tf32 if tf32 else lambda x: x
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=dtype, device=q.device)
     for b in range(batch):
         for h in range(heads):
             kv_head = h // (heads // k.shape[1])
-            s = (q[b, h].to(dtype) @ k[b, kv_head].to(dtype).T) * scale
+            s = (operand(q[b, h].to(dtype)) @ operand(k[b, kv_head].to(dtype)).T) * scale
             if softcap:
                 s = softcap * torch.tanh(s / softcap)
             if bias is not None:
@@ -201,8 +206,14 @@ def attention(
                 capi.MaskedRow.MEAN: lambda s: torch.full_like(s, 1.0 / s.shape[-1]),
                 capi.MaskedRow.SCORES: lambda s: torch.softmax(s, -1),
             }[masked_row]
-            out[b, h] = torch.where(empty, instead(s), p) @ v[b, kv_head].to(dtype)
+            out[b, h] = operand(torch.where(empty, instead(s), p)) @ operand(v[b, kv_head].to(dtype))
     return out
+
+
+def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """fp32 values with the mantissa rounded to tf32's 10 bits, ties away from zero (as cvt.rna.tf32 does)."""
+    rounded = ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x)
 
 
 class Inputs:
@@ -374,9 +385,7 @@ def check(library: capi.KernelLibrary, case: Case, base_seed: int) -> tuple[floa
     tf32 = case.dtype == "f32" and case.f32_math == capi.F32Math.TF32
     arguments = (inputs.q, inputs.k, inputs.v, inputs.allowed, inputs.scale, case.softcap, inputs.bias, case.masked_row)
     reference = attention(*arguments, torch.float64)
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    framework = attention(*arguments, inputs.dtype).double()
-    torch.backends.cuda.matmul.allow_tf32 = False
+    framework = attention(*arguments, inputs.dtype, tf32).double()
     assert torch.equal(torch.isnan(out), torch.isnan(reference)), (
         f"{where}: NaN where there should be none, or the reverse"
     )
