@@ -45,19 +45,13 @@ struct Args {
   float empty_value;         // what a row without keys yields
 };
 
-// kPair: a warpgroup takes two tiles of its list at a time, which halves what each costs beside its elements.
-// How warpgroups share the tensor cores. Left alone they run in step: all in their products, then all in their softmax.
-enum class Order { kFree, kTurns, kLock, kStagger };
-
-template <class Element_, int kDim_, int kWarpgroups_, bool kPair_ = false, Order kOrder_ = Order::kFree>
+template <class Element_, int kDim_, int kWarpgroups_>
 struct Config {
   using Element = Element_;
   static constexpr int kDim = kDim_;  // both head sizes, rounded up; the tensor maps zero-fill
   static constexpr int kWarpgroups = kWarpgroups_;
-  static constexpr bool kPair = kPair_;
-  static constexpr Order kOrder = kOrder_;
   static constexpr int kTiles = (kDim + kColumns - 1) / kColumns;
-  static constexpr bool kQueryInRegisters = kDim <= 128 && (kPair ? kWarpgroups < 3 : kWarpgroups < 4);
+  static constexpr bool kQueryInRegisters = kDim <= 128 && kWarpgroups < 4;
   static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
   // Q in registers frees its buffer at once; otherwise a second one lets the producer run on into the next item.
   static constexpr int kQueryStages = kQueryInRegisters || kShareQueryOutput ? 1 : 2;
@@ -85,8 +79,7 @@ struct Config {
   static constexpr int kQueryEmptyAt = kQueryFullAt + 16;
   static constexpr int kHeaderAt = kQueryEmptyAt + 16;         // 8 words each
   static constexpr int kInfoAt = kHeaderAt + 64;               // a word a stage
-  static constexpr int kLockAt = kInfoAt + 4 * kStages;
-  static constexpr int kSharedBytes = kLockAt + 4 + 1024;
+  static constexpr int kSharedBytes = kInfoAt + 4 * kStages + 1024;
   static_assert(kStages >= 2 && kSharedBytes <= kSharedLimit);
 };
 
@@ -293,56 +286,59 @@ struct RowStatistics {
   float sum[2] = {0.0f, 0.0f};                  // this lane's columns only
 };
 
-// Turns the scores of kTiles tiles into exp2(scale * score - maximum); returns whether accumulators must be multiplied by
-// `correction`.
-template <int kTiles>
-__device__ __forceinline__ bool soften(float* s, float scale, RowStatistics& rows, float (&correction)[2]) {
-  float top[2][2];
+template <bool kMasked>
+__device__ __forceinline__ void mask_scores(float (&s)[32], uint32_t bits) {
+  if constexpr (kMasked) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s[i] = (bits & (1u << i)) != 0 ? s[i] : -INFINITY;
+  }
+}
+
+// Raises the running maxima to those of these scores; what has been summed so far must be multiplied by `correction`.
+__device__ __forceinline__ void raise_maxima(const float (&s)[32], float scale, RowStatistics& rows,
+                                             float (&correction)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    float top = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
-    for (int p = 0; p < 2; ++p) {
-      top[r][p] = fmaxf(s[4 * p + 2 * r], s[4 * p + 2 * r + 1]);
-#pragma unroll
-      for (int j = 2 + p; j < 8 * kTiles; j += 2) {
-        top[r][p] = fmaxf(top[r][p], fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-      }
-    }
-    top[r][0] = fmaxf(top[r][0], top[r][1]);
+    for (int j = 1; j < 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    const float maximum = fmaxf(rows.maximum[r], top * scale);
+    correction[r] = exp2_fast(rows.maximum[r] - maximum);
+    rows.maximum[r] = maximum;
+    rows.sum[r] *= correction[r];
   }
+}
+
+// Packs exp2(scale * score - maximum) as the A operand of the output product, and sums them. Returns whether some score of this lane
+// exceeds its running maximum by more than the slack; then the results are void.
+template <class Element>
+__device__ __forceinline__ bool exponentials(const float (&s)[32], float scale, const RowStatistics& rows,
+                                             uint32_t (&p)[4][4], float (&sum)[2]) {
+  float part[2][2] = {}, top[2][2];
 #pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) top[r][0] = fmaxf(top[r][0], __shfl_xor_sync(0xffffffffu, top[r][0], step));
-  }
-  const float scaled[2] = {top[0][0] * scale, top[1][0] * scale};
-  const bool raise = scaled[0] > rows.maximum[0] + kSlack || scaled[1] > rows.maximum[1] + kSlack;
-  const bool any = __any_sync(0xffffffffu, raise);
-  if (any) {
+  for (int j = 0; j < 8; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float maximum = fmaxf(rows.maximum[r], scaled[r]);
-      correction[r] = exp2_fast(rows.maximum[r] - maximum);
-      rows.maximum[r] = maximum;
-      rows.sum[r] *= correction[r];
-    }
-  }
-  float sum[2][2] = {};
-#pragma unroll
-  for (int j = 0; j < 8 * kTiles; ++j) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
+      float e[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float& x = s[4 * j + 2 * r + i];
-        x = exp2_fast(fmaf(x, scale, -rows.maximum[r]));
-        sum[r][i] += x;
+        const float x = s[4 * j + 2 * r + i];
+        top[r][i] = j == 0 ? x : fmaxf(top[r][i], x);
+        e[i] = exp2_fast(fmaf(x, scale, -rows.maximum[r]));
+        part[r][i] += e[i];
       }
+      p[j / 2][2 * (j % 2) + r] = pack<Element>(e[0], e[1]);
     }
   }
+  bool above = false;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
-  return any;
+  for (int r = 0; r < 2; ++r) {
+    sum[r] = part[r][0] + part[r][1];
+    above |= fmaf(fmaxf(top[r][0], top[r][1]), scale, -rows.maximum[r]) > kSlack;
+  }
+  return above;
 }
 
 template <class C>
@@ -357,11 +353,12 @@ struct Consumer {
   Ring<C::kStages> ring;
   int remaining = 0, keys = 0, code_shift = 0;
   uint32_t bitmap_offset = 0, query_at = 0;
+  const uint32_t key_low = tile_descriptor_low(shared + C::kKeyAt, 16);
+  const uint32_t value_low = tile_descriptor_low(shared + C::kValueAt, kTileBytes);
 
-  static constexpr int kSpan = C::kPair ? 2 : 1;
-  float scores[32 * kSpan];
+  float scores[32];
   float output[C::kDim / 2];
-  uint32_t probabilities[4 * kSpan][4];
+  uint32_t probabilities[4][4];
   uint32_t query[kQueryRegisters][4];
   RowStatistics rows;
 
@@ -389,66 +386,31 @@ struct Consumer {
       ring.advance();
       if (e.code != 0) return true;
       __syncwarp();
-      if constexpr (C::kOrder == Order::kTurns) {
-        await_turn();
-        pass_turn();
-      }
       release(e.stage);
     }
     return false;
-  }
-
-  static constexpr int kTurnBarrier = 8, kLockBarrier = 12;
-  __device__ __forceinline__ void pass_turn() const {
-    named_barrier_arrive(kTurnBarrier + (warpgroup + 1 == C::kWarpgroups ? 0 : warpgroup + 1), 256);
-  }
-  __device__ __forceinline__ void await_turn() const { named_barrier_sync(kTurnBarrier + warpgroup, 256); }
-
-  __device__ __forceinline__ void acquire(bool stagger) const {
-    if constexpr (C::kOrder == Order::kTurns) await_turn();
-    if constexpr (C::kOrder == Order::kStagger) {
-      if (stagger) await_turn();
-    }
-    if constexpr (C::kOrder == Order::kLock) {
-      if (warp == 0 && lane == 0) {
-        uint32_t old = 1;
-        do {
-          asm volatile("atom.shared.cta.exch.b32 %0, [%1], 1;" : "=r"(old) : "r"(shared + C::kLockAt) : "memory");
-        } while (old != 0);
-      }
-      named_barrier_sync(kLockBarrier + warpgroup, 128);
-    }
-  }
-  __device__ __forceinline__ void release_order(bool stagger) const {
-    if constexpr (C::kOrder == Order::kTurns) pass_turn();
-    if constexpr (C::kOrder == Order::kStagger) {
-      if (stagger) pass_turn();
-    }
-    if constexpr (C::kOrder == Order::kLock) {
-      if (warp == 0 && lane == 0) shared_write(shared + C::kLockAt, 0);
-    }
   }
 
   // How far this warpgroup may look ahead while it holds `e`: a tile further on needs the very place in the ring that `e` occupies,
   // so waiting for it would never end.
   __device__ __forceinline__ static int reach(const Entry& e) { return max(0, e.place - C::kStages); }
 
-  __device__ __forceinline__ void issue_scores(float* s, int stage) {
-    const uint64_t key = tile_descriptor(shared + C::kKeyAt + stage * C::kStageBytes, 16);
+  __device__ __forceinline__ void issue_scores(int stage) {
+    const uint64_t key = descriptor(key_low + stage * (C::kStageBytes / 16));
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint64_t b = key + (k / 4) * (kTileBytes / 16) + (k % 4) * 2;
       if constexpr (C::kQueryInRegisters) {
-        Wgmma<Element, false, 64>::rs(s, query[k], b, k > 0);
+        Wgmma<Element, false, 64>::rs(scores, query[k], b, k > 0);
       } else {
-        const uint64_t q = tile_descriptor(query_at, 16);
-        Wgmma<Element, false, 64>::ss(s, q + (k / 4) * (kTileBytes / 16) + (k % 4) * 2, b, k > 0);
+        const uint64_t q = descriptor(tile_descriptor_low(query_at, 16));
+        Wgmma<Element, false, 64>::ss(scores, q + (k / 4) * (kTileBytes / 16) + (k % 4) * 2, b, k > 0);
       }
     }
   }
 
-  __device__ __forceinline__ void issue_output(const uint32_t (*p)[4], int stage) {
-    const uint64_t value = tile_descriptor(shared + C::kValueAt + stage * C::kStageBytes, kTileBytes);
+  __device__ __forceinline__ void issue_output(int stage) {
+    const uint64_t value = descriptor(value_low + stage * (C::kStageBytes / 16));
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       constexpr int kStep = 16 * kColumns * 2 / 16;
@@ -456,15 +418,15 @@ struct Consumer {
       for (int n = 0; n < C::kDim; n += 128) {
         const uint64_t b = value + k * kStep + (n / 64) * (kTileBytes / 16);
         if constexpr (C::kDim % 128 == 0) {
-          Wgmma<Element, true, 128>::rs(output + n / 2, p[k], b, 1);
+          Wgmma<Element, true, 128>::rs(output + n / 2, probabilities[k], b, 1);
         } else {
           if (n + 128 <= C::kDim) {
-            Wgmma<Element, true, 128>::rs(output + n / 2, p[k], b, 1);
+            Wgmma<Element, true, 128>::rs(output + n / 2, probabilities[k], b, 1);
           } else {
-            if constexpr (C::kDim % 128 >= 64) Wgmma<Element, true, 64>::rs(output + n / 2, p[k], b, 1);
+            if constexpr (C::kDim % 128 >= 64) Wgmma<Element, true, 64>::rs(output + n / 2, probabilities[k], b, 1);
             if constexpr (C::kDim % 64 == 32) {
               constexpr int kSkip = C::kDim % 128 >= 64 ? 64 : 0;
-              Wgmma<Element, true, 32>::rs(output + (n + kSkip) / 2, p[k], b + (kSkip / 64) * (kTileBytes / 16), 1);
+              Wgmma<Element, true, 32>::rs(output + (n + kSkip) / 2, probabilities[k], b + (kSkip / 64) * (kTileBytes / 16), 1);
             }
           }
         }
@@ -472,146 +434,107 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ uint32_t read_bits(const Entry& e) const {
-    return e.code == 2 ? shared_read(shared + C::kBitmapAt + e.stage * C::kBitmapBytes + bitmap_offset) : 0xffffffffu;
-  }
-
-  __device__ __forceinline__ void mask_scores(float* s, const Entry& e, uint32_t bits) {
-    if (e.code == 2) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] = (bits & (1u << i)) != 0 ? s[i] : -INFINITY;
-    }
+  // The elements of a tile that count, as bits of this lane; kMasked says whether any might not.
+  __device__ __forceinline__ bool read_bits(const Entry& e, uint32_t& bits) const {
+    bits = 0xffffffffu;
+    if (e.code == 2) bits = shared_read(shared + C::kBitmapAt + e.stage * C::kBitmapBytes + bitmap_offset);
     const int here = keys - e.column * kKeys;
     if (here < kKeys) {
-      const int column = 2 * (lane % 4);
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        if (8 * (i / 4) + column + (i & 1) >= here) s[i] = -INFINITY;
+        if (8 * (i / 4) + 2 * (lane % 4) + (i & 1) >= here) bits &= ~(1u << i);
       }
     }
+    return e.code == 2 || here < kKeys;
   }
 
-  template <int kTiles>
-  __device__ __forceinline__ void pack_probabilities() {
-#pragma unroll
-    for (int k = 0; k < 4 * kTiles; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        probabilities[k][i] = pack<Element>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void rescale(const float (&correction)[2]) {
+  // Exponentials with the maxima raised first.
+  __device__ __forceinline__ void soften_exactly(uint32_t (&p)[4][4]) {
+    float correction[2], sum[2];
+    raise_maxima(scores, a.scale_log2, rows, correction);
 #pragma unroll
     for (int i = 0; i < C::kDim / 2; ++i) output[i] *= correction[(i / 2) & 1];
+    exponentials<Element>(scores, a.scale_log2, rows, p, sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
   }
 
-  // Tiles with none before them in flight: their probabilities are ready afterwards.
-  template <int kTiles>
-  __device__ __forceinline__ void first_step(const Entry (&e)[kSpan], bool stagger) {
-    float correction[2];
-    uint32_t bits[kTiles];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) bits[i] = read_bits(e[i]);
-    acquire(stagger);
+  // A tile with none before it in flight: its probabilities are ready afterwards.
+  __device__ __forceinline__ void first_step(const Entry& e) {
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) issue_scores(scores + 32 * i, e[i].stage);
+    pin(scores);
+    issue_scores(e.stage);
     wgmma_commit();
-    release_order(stagger);
+    uint32_t bits;
+    read_bits(e, bits);
     wgmma_wait<0>();
     pin(scores);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) mask_scores(scores + 32 * i, e[i], bits[i]);
-    if (soften<kTiles>(scores, a.scale_log2, rows, correction)) rescale(correction);
-    pack_probabilities<kTiles>();
+    mask_scores<true>(scores, bits);
+    soften_exactly(probabilities);
   }
 
-  // Scores of the next kTiles tiles; their softmax runs beside the output product of the kSpan tiles before them.
-  template <int kTiles>
-  __device__ __forceinline__ void step(const Entry (&e)[kSpan], const Entry (&before)[kSpan]) {
-    acquire(false);
+  // Scores of the next tile; their softmax runs beside the output product of the tile before it. The exponentials are taken against
+  // the running maxima of the tiles before, while this tile's own maximum is found in the shadow of the slow exp2. Where that
+  // exceeds the slack (hardly ever after the first tile), they are taken again.
+  __device__ __forceinline__ void step(const Entry& e, const Entry& before) {
     wgmma_fence();
     pin(scores);
     pin(output);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) issue_scores(scores + 32 * i, e[i].stage);
+    issue_scores(e.stage);
     wgmma_commit();
-#pragma unroll
-    for (int i = 0; i < kSpan; ++i) issue_output(probabilities + 4 * i, before[i].stage);
+    issue_output(before.stage);
     wgmma_commit();
-    release_order(false);
-    uint32_t bits[kTiles];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) bits[i] = read_bits(e[i]);
+    uint32_t bits, fresh[4][4];
+    const bool masked = read_bits(e, bits);
     wgmma_wait<1>();
     pin(scores);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) mask_scores(scores + 32 * i, e[i], bits[i]);
-    float correction[2];
-    const bool raised = soften<kTiles>(scores, a.scale_log2, rows, correction);
+    float sum[2];
+    bool above;
+    if (masked) {
+      mask_scores<true>(scores, bits);
+      above = exponentials<Element>(scores, a.scale_log2, rows, fresh, sum);
+    } else {
+      above = exponentials<Element>(scores, a.scale_log2, rows, fresh, sum);
+    }
     wgmma_wait<0>();
     pin(output);
+    release(before.stage);
+    if (__any_sync(0xffffffffu, above)) {
+      soften_exactly(fresh);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kSpan; ++i) release(before[i].stage);
-    if (raised) rescale(correction);
-    pack_probabilities<kTiles>();
+      for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
+    }
+    // The registers of `probabilities` are inputs of the product that has just ended; only an operation that the assembler can not see
+    // through keeps it from writing `fresh` to them too early (it would serialise the products: warning C7513).
+    const uint32_t zero = static_cast<uint32_t>(remaining) >> 31;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) probabilities[k][i] = fresh[k][i] | zero;
+    }
   }
 
-  template <int kTiles>
-  __device__ __forceinline__ void last_step(const Entry (&e)[kSpan]) {
+  __device__ __forceinline__ void last_step(const Entry& e) {
     wgmma_fence();
     pin(output);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) issue_output(probabilities + 4 * i, e[i].stage);
+    issue_output(e.stage);
     wgmma_commit();
     wgmma_wait<0>();
     pin(output);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) release(e[i].stage);
-  }
-
-  // Takes up to kSpan tiles without waiting at or past `floor`; how many.
-  __device__ __forceinline__ int take(Entry (&e)[kSpan], int floor) {
-    if (!next(e[0], floor)) return 0;
-    if (kSpan == 2 && !next(e[kSpan - 1], max(floor, reach(e[0])))) return 1;
-    return kSpan;
+    release(e.stage);
   }
 
   __device__ __forceinline__ void walk() {
-    Entry e[kSpan], before[kSpan];
-    bool stagger = true;
-    while (remaining > 0) {
-      int taken = take(e, 0);
-      if (taken == 0) break;
-      if (taken < kSpan) {
-        first_step<1>(e, stagger);
-        stagger = false;
-        last_step<1>(e);
-        continue;
+    Entry e;
+    while (next(e, 0)) {
+      first_step(e);
+      Entry before = e;
+      while (next(e, reach(before))) {
+        step(e, before);
+        before = e;
       }
-      first_step<kSpan>(e, stagger);
-      stagger = false;
-      for (;;) {
-#pragma unroll
-        for (int i = 0; i < kSpan; ++i) before[i] = e[i];
-        taken = take(e, reach(before[0]));
-        if (taken < kSpan) break;
-        step<kSpan>(e, before);
-      }
-      if (kSpan == 1 || taken == 0) {
-        last_step<kSpan>(before);
-      } else {
-        step<1>(e, before);
-        last_step<1>(e);
-      }
-    }
-    if constexpr (C::kOrder == Order::kStagger) {
-      if (stagger) {
-        await_turn();
-        pass_turn();
-      }
+      last_step(before);
     }
   }
 
@@ -686,9 +609,6 @@ struct Consumer {
     const int row = warp * 16 + lane % 16;
     const uint32_t matrix_offset = row * 128 + (((lane / 16) ^ (lane % 8)) * 16);
     Ring<C::kQueryStages> items;
-    if constexpr (C::kOrder == Order::kTurns || C::kOrder == Order::kStagger) {
-      if (warpgroup + 1 == C::kWarpgroups) pass_turn();  // the first turn is warpgroup 0's
-    }
     for (;;) {
       barrier_wait(shared + C::kQueryFullAt + 8 * items.stage, items.phase);
       const int4 header = shared_read4(shared + C::kHeaderAt + 32 * items.stage);
@@ -751,7 +671,6 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_block_sm90_kernel(co
       barrier_init(shared + C::kQueryFullAt + 8 * s, 1);
       barrier_init(shared + C::kQueryEmptyAt + 8 * s, 4 * C::kWarpgroups);
     }
-    if (C::kOrder == Order::kLock) shared_write(shared + C::kLockAt, 0);
     barrier_init_fence();
     prefetch_map(&args.q);
     prefetch_map(&args.k);

@@ -30,8 +30,11 @@ __device__ __forceinline__ void pin(float (&registers)[kCount]) {
 // The address is in the low 14 bits in units of 16 bytes, so operands are stepped through by adding bytes / 16.
 constexpr uint32_t kSwizzledTileHigh = (1024 >> 4) | (1u << 30);  // groups of 8 rows follow each other; 128-byte swizzle
 
-__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t column_tile_bytes) {
-  uint32_t low = ((address & 0x3ffff) >> 4) | ((column_tile_bytes >> 4) << 16);
+__device__ __forceinline__ uint32_t tile_descriptor_low(uint32_t address, uint32_t column_tile_bytes) {
+  return ((address & 0x3ffff) >> 4) | ((column_tile_bytes >> 4) << 16);
+}
+
+__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
   return static_cast<uint64_t>(kSwizzledTileHigh) << 32 | low;
 }
 
