@@ -55,7 +55,6 @@ template <class Element, int kDim>
 cudaError_t launch_dim(const Args& args, int warpgroups, int blocks, cudaStream_t stream) {
   if constexpr (kDim <= 64) {
     if (warpgroups == 3) return launch<sm90::Config<Element, kDim, 3>>(args, blocks, stream);
-    if (warpgroups == 4) return launch<sm90::Config<Element, kDim, 4>>(args, blocks, stream);
   }
   return warpgroups == 2 ? launch<sm90::Config<Element, kDim, 2>>(args, blocks, stream) : cudaErrorInvalidValue;
 }
@@ -93,7 +92,7 @@ const char* attention_block_sm90_unsupported(const AttentionParams& p) {
   if (p.dim < 8 || p.dim > 256 || p.dim % 8 != 0 || p.v_dim < 8 || p.v_dim > 256 || p.v_dim % 8 != 0) {
     return "the Hopper kernel takes head sizes up to 256 that are multiples of 8";
   }
-  if (p.mask.tile_n != sm90::kKeys || (p.mask.tile_m < 2 * sm90::kBand || p.mask.tile_m > 4 * sm90::kBand || p.mask.tile_m % sm90::kBand)) {
+  if (p.mask.tile_n != sm90::kKeys || (p.mask.tile_m != 2 * sm90::kBand && p.mask.tile_m != 3 * sm90::kBand)) {
     return "the Hopper kernel takes masks lowered to groups of two or three bands of 64 rows";
   }
   if (p.mask.tile_m != 2 * sm90::kBand && std::max(p.dim, p.v_dim) > 64) {
@@ -157,10 +156,12 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
   const int64_t bytes_per_head = int64_t{2} * p.seq_kv * (p.dim + p.v_dim);
   const int64_t kv_heads = std::max<int64_t>(1, kCacheBytes / bytes_per_head);
   args.heads_per_chunk = static_cast<int>(std::min<int64_t>(kv_heads * args.heads_per_kv, int64_t{p.batch} * p.heads));
-  // Long groups of all heads lead, unless a chunk of heads takes longer than one of them: then they run beside the rest of their
-  // head, whose K and V they leave in the cache.
-  const int64_t chunk_entries = int64_t{args.heads_per_chunk} * (m.n_full + m.n_part) / m.n_masks;
-  const bool within_chunk = p.max_row_tiles * int64_t{multiprocessors} <= chunk_entries * warpgroups;
+  // Long groups of all heads lead, unless there are many chunks of heads and one chunk takes longer than a long group: then they run
+  // beside the rest of their head, whose K and V they leave in the cache.
+  const int chunks = (p.batch * p.heads + args.heads_per_chunk - 1) / args.heads_per_chunk;
+  const int64_t entries = (int64_t{m.n_full} + m.n_part) / m.n_masks;
+  const bool within_chunk = chunks >= 6 && p.max_row_tiles * int64_t{multiprocessors} <=
+                                               entries * args.heads_per_chunk * warpgroups;
   args.split_groups = within_chunk ? 0 : m.split_rows;
   args.scale_log2 = p.scale * 1.44269504088896340736f;
   args.empty_value = p.masked_row == MaskedRow::kNan ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
@@ -168,7 +169,9 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
   args.counter = nullptr;
 
   const int blocks = std::min(multiprocessors, args.items);
-  if (p.workspace != nullptr && p.workspace_bytes >= sizeof(int) && args.items > blocks) {
+  // Lists of about one length are dealt out statically: zeroing the counter is a launch of its own.
+  const bool uneven = int64_t{4} * p.max_row_tiles * m.rows > 5 * entries;
+  if (uneven && p.workspace != nullptr && p.workspace_bytes >= sizeof(int) && args.items > blocks) {
     args.counter = static_cast<int*>(p.workspace);
     error = cudaMemsetAsync(args.counter, 0, sizeof(int), stream);
     if (error != cudaSuccess) return error;

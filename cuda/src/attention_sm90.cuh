@@ -51,13 +51,13 @@ struct Config {
   static constexpr int kDim = kDim_;  // both head sizes, rounded up; the tensor maps zero-fill
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kTiles = (kDim + kColumns - 1) / kColumns;
-  static constexpr bool kQueryInRegisters = kDim <= 128 && kWarpgroups < 4;
+  static constexpr bool kQueryInRegisters = kDim <= 128;
   static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
   // Q in registers frees its buffer at once; otherwise a second one lets the producer run on into the next item.
   static constexpr int kQueryStages = kQueryInRegisters || kShareQueryOutput ? 1 : 2;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 240;
+  static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 240;
   static constexpr int kBandBytes = kTiles * kBand * kColumns * 2;
   static constexpr int kStageBytes = kTiles * kTileBytes;  // K or V
   static constexpr int kBitmapBytes = kWarpgroups * 512;
