@@ -125,6 +125,7 @@ def _engine_wishes(arguments: argparse.Namespace) -> EngineWishes:
         workspace=arguments.workspace,
         timing_cache=arguments.timing_cache,
         emit_lowered=arguments.emit_lowered,
+        level=arguments.builder_level,
         keep=arguments.keep,
         arch=arguments.arch,
     )
@@ -249,6 +250,9 @@ def _engine(command: argparse.ArgumentParser) -> None:
         "--keep", choices=("faster", "stof", "plain"), default="faster", help="which engine is written (%(default)s)"
     )
     group.add_argument("--workspace", type=_size, metavar="BYTES", help="scratch memory a layer may use, e.g. 4G")
+    group.add_argument(
+        "--builder-level", type=int, choices=range(6), metavar="0-5", help="TensorRT's builder optimization level"
+    )
     group.add_argument("--timing-cache", type=Path, metavar="FILE", help="measured tactics, read and extended")
     group.add_argument(
         "--emit-lowered",

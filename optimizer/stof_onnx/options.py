@@ -114,6 +114,7 @@ class EngineWishes:
         embed: put the plugin library into the engine.
         workspace: bytes of scratch memory a layer may use; None leaves it to TensorRT.
         timing_cache: file with measured tactics, read and extended.
+        level: TensorRT's builder optimization level, None for its default.
         emit_lowered: where to write the model with plugin nodes.
         keep: "faster", or "stof" or "plain" whatever was timed.
         arch: compute capability times ten that `emit_lowered` is for; 0: the local GPU's, else 90.
@@ -125,6 +126,7 @@ class EngineWishes:
     embed: bool = True
     workspace: int | None = None
     timing_cache: Path | None = None
+    level: int | None = None
     emit_lowered: Path | None = None
     keep: str = "faster"
     arch: int = 0

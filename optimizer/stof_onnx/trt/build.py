@@ -30,6 +30,7 @@ class BuildOptions:
         embed: put the library into the engine (TensorRT makes it version-compatible then).
         workspace: bytes a layer may use, None for TensorRT's own limit.
         timing_cache: file to read measured tactics from and to add new ones to.
+        level: TensorRT's builder optimization level (0 builds fastest, 3 is its default), None for the default.
         detailed: keep layer details for the inspector.
     """
 
@@ -39,6 +40,7 @@ class BuildOptions:
     embed: bool = True
     workspace: int | None = None
     timing_cache: Path | None = None
+    level: int | None = None
     detailed: bool = False
 
 
@@ -132,6 +134,8 @@ def _configure(trt: Any, builder: Any, network: Any, config: Any, options: Build
         config.set_flag(getattr(trt.BuilderFlag, flag))
     if options.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
+    if options.level is not None:
+        config.builder_optimization_level = options.level
     names = [name for name in os.environ.get(TACTICS, "").split(",") if name]
     if names:
         config.set_tactic_sources(sum(1 << int(getattr(trt.TacticSource, name)) for name in names))

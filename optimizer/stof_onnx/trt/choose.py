@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from stof_onnx.options import DimRange
 from stof_onnx.trt import availability, cuda
 from stof_onnx.trt.build import BuildOptions, BuiltEngine, Profile, build_engine, tactic_sources
 from stof_onnx.trt.compare import EngineError, measure, passes, worst
-from stof_onnx.trt.lower import LowerOptions, lower_file, save_lowered
+from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file, save_lowered
 from stof_onnx.trt.manifest import digest, write_manifest
 from stof_onnx.trt.plugin_nodes import SiteLowering
 from stof_onnx.trt.session import EngineSession, Timing
@@ -103,10 +104,35 @@ def make_engine(
     Raises:
         StofError: neither engine can be built, or neither is right.
     """
+    plain, stof, lowered = race(source, portable, options, feeds, reference)
+    kept = {"plain": plain, "stof": stof}.get(keep) or faster(plain, stof)
+    if kept.engine is None or kept.problem:
+        raise StofError(f"no engine: plain: {plain.problem or 'fine'}; stof: {stof.problem or 'fine'}", str(source))
+    _write(target, kept.engine.data)
+    result = EngineResult(target, kept.kind, plain, stof, lowered.sites, lowered.packed, lowered.flattened)
+    write_manifest(target.with_suffix(".json"), _manifest(result, options))
+    return result
+
+
+def race(
+    source: Path,
+    portable: Path,
+    options: BuildOptions,
+    feeds: Sequence[dict[str, np.ndarray]],
+    reference: Reference | None,
+    plain: Candidate | None = None,
+) -> tuple[Candidate, Candidate, Lowered]:
+    """Builds, checks and times both engines, as `make_engine` describes it; writes nothing.
+
+    Args:
+        plain: a candidate built before, in place of a new one.
+    """
     lowered = lower_file(portable, lower_options(options.precision, options.profile, availability.device()))
     expected = [reference(one) for one in feeds] if reference is not None else []
-    plain, stof = Candidate("plain"), Candidate("stof")
-    _try(plain, source, replace(options, plugins=None), feeds)
+    stof = Candidate("stof")
+    if plain is None:
+        plain = Candidate("plain")
+        _try(plain, source, replace(options, plugins=None), feeds)
     if lowered.plugins:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "lowered.onnx"
@@ -115,13 +141,7 @@ def make_engine(
     else:
         stof.problem = "no attention was lowered"
     _judge(plain, stof, expected, options.precision)
-    kept = {"plain": plain, "stof": stof}.get(keep) or _faster(plain, stof)
-    if kept.engine is None or kept.problem:
-        raise StofError(f"no engine: plain: {plain.problem or 'fine'}; stof: {stof.problem or 'fine'}", str(source))
-    _write(target, kept.engine.data)
-    result = EngineResult(target, kept.kind, plain, stof, lowered.sites, lowered.packed, lowered.flattened)
-    write_manifest(target.with_suffix(".json"), _manifest(result, options))
-    return result
+    return plain, stof, lowered
 
 
 def lower_options(precision: str, profile: Profile, device: Device) -> LowerOptions:
@@ -132,13 +152,16 @@ def lower_options(precision: str, profile: Profile, device: Device) -> LowerOpti
 
 def _try(candidate: Candidate, model: Path, options: BuildOptions, feeds: Sequence[dict[str, np.ndarray]]) -> None:
     """Builds, runs and times; a failure is noted, since the other engine may still serve."""
+    log = logging.getLogger(__name__)
     try:
         candidate.engine = build_engine(model, options)
+        log.info("%s engine built in %.1f s", candidate.kind, candidate.engine.seconds)
         session = EngineSession(candidate.engine.data)
         try:
             candidate.memory = session.memory
             candidate.outputs = [session.run(one) for one in feeds]
             candidate.timing = session.time(feeds[0])
+            log.info("%s engine: %.4f ms", candidate.kind, candidate.timing.median)
         finally:
             session.close()
     except StofError as error:
@@ -156,7 +179,8 @@ def _judge(plain: Candidate, stof: Candidate, expected: list[dict[str, np.ndarra
         stof.problem = f"wrong outputs: relative error {stof.error.relative:.2e}"
 
 
-def _faster(plain: Candidate, stof: Candidate) -> Candidate:
+def faster(plain: Candidate, stof: Candidate) -> Candidate:
+    """The stof engine where it is right and not slower, else the plain one."""
     if stof.problem or stof.timing is None:
         return plain
     if plain.timing is None or stof.timing.median <= _NEVER_SLOWER * plain.timing.median:

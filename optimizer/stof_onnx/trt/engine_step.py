@@ -53,6 +53,7 @@ def build_engines(
         embed=wishes.embed,
         workspace=wishes.workspace,
         timing_cache=wishes.timing_cache,
+        level=wishes.level,
     )
     feeds = opt_feeds(roles, options.profile, seed)
     reference = Runner(model.proto, model.base_dir).run if verify else None
