@@ -128,7 +128,12 @@ def lower_site(mask: EncodedMask, site: KernelSite, device: Device, where: str =
     """
     mask.validate(where)
     choice = choose(mask, site, device)
-    attributes: dict[str, int | str] = {"kernel": choice.kernel}
+    attributes: dict[str, int | str] = {
+        "kernel": choice.kernel,
+        "splits": choice.splits,
+        "split_rows": choice.split_rows,
+        "f32_math": "ffma",
+    }
     if choice.kernel == "block_sm90":
         grouped = lower_grouped(mask, choice.tile_m // BAND, where=where)
         attributes |= {
@@ -148,8 +153,6 @@ def lower_site(mask: EncodedMask, site: KernelSite, device: Device, where: str =
         return LoweredSite(choice, grouped.arrays, attributes)
     lowered = lower_mask(mask, MaskConfig(choice.tile_m, choice.tile_n, fragment_order=True), where)
     attributes |= lowered.attributes()
-    if choice.splits > 1:
-        attributes |= {"splits": choice.splits, "split_rows": choice.split_rows}
     return LoweredSite(choice, lowered.to_onnx_arrays(), attributes)
 
 
