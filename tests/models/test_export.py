@@ -71,6 +71,17 @@ def test_float16(tmp_path: Path) -> None:
     assert info.sites[0].mask is None
 
 
+@pytest.mark.parametrize(("exporter", "opset"), [("torchscript", 17), ("dynamo", 18)])
+def test_external_data(exporter: str, opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stof_models.export.EXTERNAL_DATA_ABOVE", 0)
+    path = tmp_path / "bert.onnx"
+    info = export_model(ExportOptions("bert", exporter=exporter, opset=opset, layers=1), path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bert.json", "bert.onnx", "bert.onnx.data"]
+    assert path.stat().st_size < (tmp_path / "bert.onnx.data").stat().st_size
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert np.isfinite(session.run(None, info.random_inputs(np.random.default_rng(0)))[0]).all()
+
+
 def test_impossible_variants() -> None:
     for name, arguments, message in (
         ("swin", {"mask": "causal"}, "takes no mask"),
