@@ -7,6 +7,7 @@ verification does not know.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -93,7 +94,8 @@ def evaluate(case: GridCase, folder: Path, exports: Path | None = None) -> Outco
     except ExportError as error:
         outcome.export_error = str(error)
     except Exception as error:
-        outcome.export_error = f"ONNX Runtime does not run the exported file: {str(error).splitlines()[0][:200]}"
+        message = re.sub(r"Load model from \S+ failed:\s*", "", str(error).splitlines()[0])
+        outcome.export_error = f"ONNX Runtime does not run the exported file: {message[:240]}"
     outcome.seconds["export"] = time.perf_counter() - start
     if outcome.export_error:
         return outcome

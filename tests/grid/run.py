@@ -60,7 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--again", action="store_true", help="only cases without outcome, or with errors or refusals")
+    parser.add_argument("--again", action="store_true", help="only cases without outcome or with errors")
     parser.add_argument("--write", action="store_true", help="write docs/grid.md afterwards")
     arguments = parser.parse_args()
     stored = {outcome.name: outcome for outcome in load()}
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _settled(outcome: Outcome | None) -> bool:
-    return outcome is not None and not outcome.errors and all(s.status != "refused" for s in outcome.sites)
+    return outcome is not None and not outcome.errors
 
 
 def describe(outcome: Outcome) -> str:
