@@ -1,6 +1,6 @@
 // What happens to a score beyond scale and bitmap: softcap, bias, run-time key padding. A key whose bias is -inf is hidden
-// like a masked one. The switches are read at run time and
-// agree for the whole grid; only the general instances contain this code.
+// like a masked one. The switches are read at run time and agree for the whole grid; only the general instances contain
+// this code.
 #pragma once
 #include "dtype.cuh"
 #include "stof/attention.h"
@@ -8,6 +8,9 @@
 namespace stof {
 
 constexpr float kLog2e = 1.4426950408889634f;
+
+// A finite score stays finite in log2 units: a bias of the lowest finite number does not hide its key, -inf does.
+__device__ __forceinline__ float to_log2(float s) { return s == -INFINITY ? s : fmaxf(s, -2.3e38f) * kLog2e; }
 
 template <typename T>
 struct ScoreModifier {
@@ -33,7 +36,7 @@ struct ScoreModifier {
     s *= p.scale;
     if (p.softcap > 0.f) s = p.softcap * tanhf(s / p.softcap);
     if (bias) s += bias_at(p, q, k);
-    return s * kLog2e;
+    return to_log2(s);
   }
 
   // The scores of a band of 16 rows in the accumulator layout of mma: rows q and q + 8, columns 8j + k and k + 1.
@@ -45,7 +48,7 @@ struct ScoreModifier {
     if (!plain) {
       if (p.softcap > 0.f) each(s, [&](float& x, int, int) { x = p.softcap * tanhf(x / p.softcap); });
       if (bias) each(s, [&](float& x, int row, int column) { x += bias_at(p, q + row, k + column); });
-      each(s, [&](float& x, int, int) { x *= kLog2e; });
+      each(s, [&](float& x, int, int) { x = to_log2(x); });
     }
     if (padding && kv_mask) {
 #pragma unroll

@@ -49,7 +49,8 @@ class Case:
     encoded: tuple[int, int] | None = None
     scale: float | None = None
     softcap: float = 0.0
-    bias: str = "none"  # none, dense, dense_bh (no broadcast), dense_inf (some -inf), relative, relative_1
+    # none, dense, dense_bh (no broadcast), dense_inf (some -inf), dense_lowest (some finfo.min), relative, relative_1
+    bias: str = "none"
     kv: str = "none"  # none, mask, length
     masked_row: capi.MaskedRow = capi.MaskedRow.ZERO
     kernel: capi.Kernel = capi.Kernel.BLOCK_SM80
@@ -289,10 +290,11 @@ class Inputs:
             return table[:, at + rel_rq - 1][None], table
         shape = (case.batch, case.heads) if case.bias == "dense_bh" else (1, case.heads)
         dense = self._randn(*shape, case.seq_q, case.seq_kv)
-        if case.bias == "dense_inf":
+        if case.bias in ("dense_inf", "dense_lowest"):
             hidden = torch.rand(dense.shape, generator=self.generator, device=self.device) < 0.3
             rows = torch.rand(*dense.shape[:3], 1, generator=self.generator, device=self.device) < 0.2
-            dense.masked_fill_(hidden | rows, -torch.inf)
+            lowest = -torch.inf if case.bias == "dense_inf" else torch.finfo(self.dtype).min
+            dense.masked_fill_(hidden | rows, lowest)
         return dense, dense
 
     def params(self, out: torch.Tensor) -> capi.AttentionParams:

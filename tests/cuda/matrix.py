@@ -89,11 +89,10 @@ def modifiers() -> list[Case]:
                 Case("empty_rows", 2, 2, 1, 100, 130, dim, dim, dtype, tile=next(tiles), kv=kv, masked_row=masked_row)
             )
             cases.append(Case("none", 2, 2, 1, 70, 60, dim, dim, dtype, tile=next(tiles), kv=kv, masked_row=masked_row))
-        for masked_row, mask in itertools.product(MaskedRow, ("causal", "empty_rows")):
+        kinds = itertools.product(MaskedRow, ("causal", "empty_rows"), ("dense_inf", "dense_lowest"))
+        for masked_row, mask, bias in kinds:
             cases.append(
-                Case(
-                    mask, 2, 2, 1, 100, 130, dim, dim, dtype, tile=next(tiles), bias="dense_inf", masked_row=masked_row
-                )
+                Case(mask, 2, 2, 1, 100, 130, dim, dim, dtype, tile=next(tiles), bias=bias, masked_row=masked_row)
             )
         for scale in (-0.3, 0.0, 1.7):
             cases.append(Case("causal", 1, 2, 2, 130, 130, dim, dim, dtype, tile=next(tiles), scale=scale))
@@ -206,7 +205,8 @@ def fuzz(count: int, seed: int) -> list[Case]:
                 else None,
                 scale=r.choice((None, None, 0.2, -0.1)),
                 softcap=r.choice((0.0, 3.0)) if modified else 0.0,
-                bias=r.choice(("none", "dense", "dense_bh", "dense_inf", "relative", "relative_1")) if modified
+                bias=r.choice(("none", "dense", "dense_bh", "dense_inf", "dense_lowest", "relative", "relative_1"))
+                if modified
                 else "none",
                 kv=r.choice(("none", "mask", "length")) if modified else "none",
                 masked_row=masked_row, kernel=kernel, f32_math=r.choice(tuple(F32Math)), splits=count_splits,

@@ -204,7 +204,10 @@ class _Site:
         name = self.node.input[3 + len(ONNX_INPUTS)]
         value = self.root.constant(name)
         if self._bias_may_empty_a_row(value):
-            return [], "its dense bias may hide every key of a row, which the kernels do not tell from a row of -inf"
+            return (
+                [],
+                "its dense bias may hide every key of a row, whose meaning is not proven for the plugin",
+            )
         if value is None:
             return [name], ""
         if self.dtype == "bf16" or self.model_dtype == "bf16":
@@ -220,9 +223,9 @@ class _Site:
         return [name], ""
 
     def _bias_may_empty_a_row(self, value: np.ndarray | None) -> bool:
-        """Kernels yield NaN for a row whose keys are all hidden by -inf in the bias, where `zero` and `mean` do not."""
+        """Whether -inf in the bias may hide every key of a row, and the row must then yield anything but NaN."""
         dense = BiasKind(self.attributes["bias_kind"]) is BiasKind.DENSE
-        if not dense or MaskedRow(self.attributes["masked_row"]) not in (MaskedRow.ZERO, MaskedRow.MEAN):
+        if not dense or MaskedRow(self.attributes["masked_row"]) is MaskedRow.NAN:
             return False
         return value is None or bool(np.isneginf(value).any())
 
