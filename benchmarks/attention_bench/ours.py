@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from stof_onnx.kernels import capi
 from stof_onnx.kernels.lower_mask import MaskConfig, lower_mask
-from stof_onnx.kernels.lower_sm90 import lower_grouped
+from stof_onnx.kernels.select import KERNELS, Device, KernelSite, lower_site
 from stof_onnx.mask import EncodedMask, encode_bands, statistics
 
 from .cases import Case
@@ -16,6 +15,7 @@ from .masks import BenchMask
 from .record import ROOT
 
 DTYPES = {"float16": capi.DType.F16, "bfloat16": capi.DType.BF16, "float32": capi.DType.F32}
+NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 LIBRARY = ROOT / "build" / "cuda" / "libstof_capi.so"
 
 
@@ -34,13 +34,21 @@ def nonempty_tiles(mask: EncodedMask) -> int:
     return int(mask.full_row_ptr[0, -1] + mask.part_row_ptr[0, -1])
 
 
+def device(path: str) -> Device:
+    """This GPU as lowering sees it; "sm80" and "sm90" leave only that kernel family."""
+    properties = torch.cuda.get_device_properties(0)
+    arch = 10 * properties.major + properties.minor
+    kernels = KERNELS if path == "auto" else (f"block_{path}",)
+    return Device(arch, properties.multi_processor_count, kernels)
+
+
 class Ours:
     """One kernel configuration on one mask; call it with Q, K, V as [B, H, S, D] views.
 
     Args:
         encoded: the portable mask.
         case: shape and dtype.
-        path: "sm80", "sm90", "row", or "auto" for what a user of this GPU gets.
+        path: "sm80", "sm90", or "auto" for what lowering chooses for this GPU; "row" is the row-wise kernel.
 
     Raises:
         StofError: the library is missing, or it has no instance for the case.
@@ -49,50 +57,32 @@ class Ours:
     def __init__(self, encoded: EncodedMask, case: Case, path: str) -> None:
         self.case = case
         self.library = capi.KernelLibrary(LIBRARY)
-        if path == "auto":
-            major, _ = torch.cuda.get_device_capability()
-            path = "sm90" if major == 9 and case.dim <= 128 and case.dtype != "float32" else "sm80"
-        view = capi.MaskView()
-        if path == "sm90":
-            arrays, longest = self._grouped(encoded, view)
+        if path == "row":
+            lowered = lower_mask(encoded, MaskConfig(64, 64))
+            arrays = lowered.to_onnx_arrays()
+            attributes: dict[str, Any] = {"kernel": "row_wise", "splits": 1, **lowered.attributes()}
         else:
-            arrays, longest = self._tiled(encoded, view, path == "row")
-        self._arrays = {n: torch.from_numpy(np.ascontiguousarray(a)).cuda() for n, a in arrays.items()}
-        for name, array in self._arrays.items():
-            setattr(view, name, array.data_ptr())
-        view.index_b, view.index_h = arrays["mask_index"].shape
-        self.view, self.longest = view, longest
+            site = KernelSite(case.batch, case.heads, case.dim, case.dim, NAMES[case.dtype], case.dim**-0.5)
+            chosen = lower_site(encoded, site, device(path))
+            arrays, attributes = chosen.arrays, dict(chosen.attributes)
+        self.name, self.splits = str(attributes["kernel"]), int(attributes["splits"])
+        self.kernel = capi.Kernel[self.name.upper()]
+        self.config = f"{attributes['tile_m']}x{attributes['tile_n']}" + (
+            f"/split{self.splits}" if self.splits > 1 else ""
+        )
+        self.longest = int(attributes["mask_max_row_tiles"])
+        self._arrays = {n: torch.from_numpy(a.copy()).cuda() for n, a in arrays.items()}
+        self.view = capi.MaskView(
+            **{n: a.data_ptr() for n, a in self._arrays.items()},
+            **{n: int(attributes[f"mask_{n}"]) for n in ("n_masks", "rows", "cols", "n_full", "n_part")},
+            tile_m=int(attributes["tile_m"]),
+            tile_n=int(attributes["tile_n"]),
+            split_rows=int(attributes.get("split_rows", 0)),
+            bitmap_order=int(attributes["mask_fragment_order"]),
+            index_b=arrays["mask_index"].shape[0],
+            index_h=arrays["mask_index"].shape[1],
+        )
         self._workspace: torch.Tensor | None = None
-
-    def _grouped(self, encoded: EncodedMask, view: Any) -> tuple[dict[str, np.ndarray], int]:
-        bands = 2 if self.case.dim > 64 else 4 if self.case.seq <= 1024 else 3
-        g = lower_grouped(encoded, bands)
-        view.n_masks, view.rows, view.cols = g.n_masks, g.groups, g.cols
-        view.n_full, view.n_part, view.tile_m, view.tile_n = g.n_full, g.n_part, 64 * bands, 64
-        view.split_rows, view.bitmap_order = g.split_groups, capi.BitmapOrder.FRAGMENTS
-        self.kernel, self.splits, self.name = capi.Kernel.BLOCK_SM90, 1, "block_sm90"
-        self.config = f"{64 * bands}x64"
-        return g.arrays, g.max_group_tiles
-
-    def _tiled(self, encoded: EncodedMask, view: Any, row_wise: bool) -> tuple[dict[str, np.ndarray], int]:
-        lengths = np.diff(encoded.full_row_ptr, axis=1) + np.diff(encoded.part_row_ptr, axis=1)
-        median = max(1, int(np.median(lengths)))
-        heavy = int((lengths > 4 * median).sum())
-        # Long uniform lists (causal, dense) reuse K and V over 128 rows; short ones want exact 64-row lists.
-        dense = heavy == 0 and lengths.mean() > 24
-        tile_m = 128 if dense and not row_wise else 64
-        lowered = lower_mask(encoded, MaskConfig(tile_m, 64, fragment_order=not row_wise))
-        m = lowered.mask
-        view.n_masks, view.rows, view.cols = m.full_row_ptr.shape[0], m.full_row_ptr.shape[1] - 1, m.cols
-        view.n_full, view.n_part, view.tile_m, view.tile_n = len(m.full_col_idx), len(m.part_col_idx), tile_m, 64
-        view.bitmap_order = capi.BitmapOrder.TILES if row_wise else capi.BitmapOrder.FRAGMENTS
-        self.splits = 1 if row_wise or not heavy else min(16, max(2, int(lengths.max()) // (8 * median)))
-        view.split_rows = heavy if self.splits > 1 else 0
-        self.kernel = capi.Kernel.ROW_WISE if row_wise else capi.Kernel.BLOCK_SM80
-        self.name = "row_wise" if row_wise else "block_sm80"
-        self.config = f"{tile_m}x64" + (f"/split{self.splits}" if self.splits > 1 else "")
-        tiles = np.diff(m.full_row_ptr, axis=1) + np.diff(m.part_row_ptr, axis=1)
-        return lowered.to_onnx_arrays(), int(tiles.max())
 
     @property
     def extra_bytes(self) -> int:
