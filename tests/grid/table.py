@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -105,10 +106,11 @@ def _peer_totals(outcomes: list[Outcome]) -> str:
     for name, title in PEERS.items():
         ran = [o for o in outcomes if name in o.peers and not o.export_error]
         texts = [o.peers[name] for o in ran]
+        exporters = ", ".join(sorted({re.findall(r"ts\d+|dyn\d+", o.name)[0] for o in ran}))
         fused = sum(int(text.split(" ")[0]) for text in texts if "," not in text)
         ours = sum(site.status == "replaced" for o in ran for site in o.sites)
         lines.append(
-            f"{title}: {fused} of {sum(len(o.sites) for o in ran)} sites of {len(ran)} exports fused "
+            f"{title}: {fused} of {sum(len(o.sites) for o in ran)} sites of {len(ran)} exports ({exporters}) fused "
             f"(stof-onnx: {ours} there), {sum(',' in text for text in texts)} results wrong, not running or not made"
         )
     return "\n".join(lines)
