@@ -138,6 +138,10 @@ class EngineSession:
         self.bind(feeds)
         self.execute()
         cuda.call("cudaStreamSynchronize", self.stream)
+        return self.fetch()
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """Copies of the outputs as they are on the device."""
         found = {}
         for name in self.outputs:
             found[name] = np.empty(tuple(self.context.get_tensor_shape(name)), self.dtype(name))
