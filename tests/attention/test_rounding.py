@@ -68,15 +68,19 @@ def test_a_table_of_constants_beside_minus_infinity_is_seen(tmp_path):
     assert LOST in find(masked(-np.inf, np.float16, table=-65504.0), tmp_path).refused.reason
 
 
-@pytest.mark.parametrize(("fill", "fill_dtype"), [(-np.inf, np.float16), (-1e9, np.float32), (-100.0, np.float16)])
-def test_minus_infinity_and_small_numbers_stay(fill, fill_dtype, tmp_path, rng):
+# The original rounds sums near -100 to sixteenths, so its weights in a row of such keys are off by up to exp(1/16).
+@pytest.mark.parametrize(
+    ("fill", "fill_dtype", "tolerance"),
+    [(-np.inf, np.float16, 2e-2), (-1e9, np.float32, 2e-2), (-100.0, np.float16, 0.1)],
+)
+def test_minus_infinity_and_small_numbers_stay(fill, fill_dtype, tolerance, tmp_path, rng):
     """-1e9 becomes -inf on its way to float16."""
     model = masked(fill, np.float16, fill_dtype)
     found: Found = replaced(model, tmp_path, rng, half=True)
     assert found.only.notes == ()
     inputs = feeds(model, rng)
     inputs["mask"][0, 0, 3] = False
-    check(found, inputs, rtol=2e-2, atol=2e-2)
+    check(found, inputs, rtol=2e-2, atol=tolerance)
 
 
 @pytest.mark.parametrize("fill", [-65504.0, -1e4, float(np.finfo(np.float32).min)])
