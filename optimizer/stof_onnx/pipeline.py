@@ -9,12 +9,12 @@ from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.errors import StofError
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import LoadedModel, load_model
-from stof_onnx.graph.save import check_target, stage_model
+from stof_onnx.graph.save import check_other_targets, check_target, stage_model
 from stof_onnx.graph.softmax import rejoin_softmax
 from stof_onnx.options import OptimizeOptions
 from stof_onnx.pictures import draw_masks
 from stof_onnx.progress import Progress
-from stof_onnx.report import Report, check_report_target
+from stof_onnx.report import Report
 from stof_onnx.trt.availability import why_no_engine
 from stof_onnx.trt.bench import EngineBench, bench_engine
 from stof_onnx.trt.engine_step import ENGINE_SUFFIX, build_engines, emit_lowered, verify_engine
@@ -32,7 +32,15 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
     """
     report = Report("optimize", path, output)
     check_target(output, path)
-    check_report_target(options.report, path, output)
+    check_other_targets(
+        {
+            "lowered model": options.engine.emit_lowered,
+            "engine": _engine_target(options, output),
+            "timing cache": options.engine.timing_cache,
+            "report": options.report,
+        },
+        {"input": path, "output": output},
+    )
     if options.engine.wanted and (reason := why_no_engine()):
         raise StofError(f"no engine can be built here: {reason}", "--engine", "Leave --engine out for the ONNX file")
     with progress.step("load", report.timings):
@@ -71,13 +79,19 @@ def _engine(report: Report, model: LoadedModel, output: Path, options: OptimizeO
     if not reason:
         try:
             with progress.step("engine", report.timings):
-                target = wishes.path or output.with_suffix(".engine")
+                target = wishes.path or output.with_suffix(ENGINE_SUFFIX)
                 report.engine = build_engines(model, output, target, wishes, options.verify, options.seed)
         except StofError as error:
             if wishes.wanted:
                 raise
             reason = str(error)
     report.no_engine = reason
+
+
+def _engine_target(options: OptimizeOptions, output: Path) -> Path | None:
+    if options.engine.wanted is False or why_no_engine():
+        return options.engine.path
+    return options.engine.path or output.with_suffix(ENGINE_SUFFIX)
 
 
 def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
@@ -87,7 +101,7 @@ def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
         StofError: bad input.
     """
     report = Report("inspect", path)
-    check_report_target(options.report, path, None)
+    check_other_targets({"report": options.report}, {"input": path})
     with progress.step("load", report.timings):
         model = load_model(path)
         apply_shapes(model, options.shapes)
@@ -109,7 +123,7 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
         StofError: bad input, or a comparison that is not possible.
     """
     report = Report("verify", path, other)
-    check_report_target(options.report, path, other)
+    check_other_targets({"report": options.report}, {"input": path, "output": other})
     if other.suffix == ENGINE_SUFFIX:
         with progress.step("verify", report.timings):
             report.engine_check = verify_engine(path, other, options.seed)

@@ -15,9 +15,7 @@ from typing import Any
 from stof_onnx import __version__
 from stof_onnx.atomic import write_text
 from stof_onnx.attention.types import AttentionMatch, BiasKind, KvKind, MaskedRow, Refusal
-from stof_onnx.errors import StofError
 from stof_onnx.graph.model import LoadedModel
-from stof_onnx.graph.save import same_file
 from stof_onnx.mask.encoded import EncodedMask
 from stof_onnx.mask.statistics import MaskStats, statistics
 from stof_onnx.pictures import MaskPicture
@@ -168,22 +166,6 @@ class Report:
             StofError: the file can not be written.
         """
         write_text(path, json.dumps(self.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-
-
-def check_report_target(path: Path | None, source: Path, output: Path | None) -> None:
-    """Refuses, before any work is done, a report that would replace a model or that can not be a file.
-
-    Raises:
-        StofError: see above.
-    """
-    if path is None:
-        return
-    for model, what in ((source, "input"), (output, "output")):
-        if model is not None and same_file(path, model):
-            raise StofError(f"the report is the {what} file", str(path), "Choose another name")
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else f"can not be written: the folder {path.parent} does not exist"
-        raise StofError(f"the report {what}", str(path), "Choose another name")
 
 
 def versions() -> dict[str, str]:

@@ -84,6 +84,7 @@ def test_bad_targets(model: Path, capsys: Captured) -> None:
     (folder / "sub").mkdir()
     (folder / "link.onnx").symlink_to(model)
     os.link(model, folder / "hard.onnx")
+    os.mkfifo(folder / "pipe")
     for target, message in [
         (model, "the output is the input file"),
         (folder / "link.onnx", "the output is the input file"),
@@ -92,6 +93,7 @@ def test_bad_targets(model: Path, capsys: Captured) -> None:
         (folder / "none" / "o.onnx", "does not exist"),
         (model / "o.onnx", "does not exist"),
         (Path("/proc/o.onnx"), "/proc"),
+        (folder / "pipe", "the output is a device or a pipe"),
     ]:
         _refused(["optimize", str(model), "-o", str(target)], message, folder, capsys)
 
@@ -110,6 +112,29 @@ def test_the_report_can_not_replace_a_model(model: Path, capsys: Captured) -> No
     _refused(
         ["inspect", str(model), "--report", str(model.parent / "no" / "r")], "does not exist", model.parent, capsys
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [("--emit-lowered", "lowered model"), ("--timing-cache", "timing cache"), ("--report", "report")],
+)
+def test_no_other_file_replaces_a_model(option: str, what: str, model: Path, capsys: Captured) -> None:
+    folder = model.parent
+    (folder / "link").symlink_to(model)
+    os.mkfifo(folder / "pipe")
+    for target, message in [
+        (model, "is the input file"),
+        (folder / "link", "is the input file"),
+        (folder / "o.onnx", "is the output file"),
+        (folder, "is a folder"),
+        (folder / "pipe", "is a device or a pipe"),
+        (folder / "no" / "file", "does not exist"),
+    ]:
+        arguments = ["optimize", str(model), "-o", str(folder / "o.onnx"), option, str(target)]
+        _refused(arguments, message, folder, capsys)
+    if option != "--report":
+        arguments = ["optimize", str(model), option, str(folder / "x"), "--report", str(folder / "x")]
+        _refused(arguments, f"the report is the {what} file", folder, capsys)
 
 
 def test_nothing_to_replace(model: Path, capsys: Captured) -> None:

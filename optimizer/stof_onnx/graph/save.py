@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -92,10 +93,35 @@ def check_target(target: Path, source: Path) -> None:
         raise StofError("the output is the input file", str(target), "Choose another name with -o")
     if target.is_dir():
         raise StofError("the output is a folder", str(target), "Name a file")
+    if target.exists() and not target.is_file():
+        raise StofError("the output is a device or a pipe", str(target), "Name a file")
     if not target.parent.is_dir():
         raise StofError(f"the folder {target.parent} does not exist", str(target), "Make it first")
     if not os.access(target.parent, os.W_OK):
         raise StofError(f"the folder {target.parent} is read-only", str(target), "Choose another place with -o")
+
+
+def check_other_targets(targets: Mapping[str, Path | None], models: Mapping[str, Path | None]) -> None:
+    """The same for the other files of a run, by what they are: each is a file of its own and none of the `models`.
+
+    Raises:
+        StofError: see above.
+    """
+    taken = {what: path for what, path in models.items() if path is not None}
+    for what, path in targets.items():
+        if path is None:
+            continue
+        for other, file in taken.items():
+            if same_file(path, file):
+                raise StofError(f"the {what} is the {other} file", str(path), "Choose another name")
+        if path.is_dir():
+            raise StofError(f"the {what} is a folder", str(path), "Choose another name")
+        if path.exists() and not path.is_file():
+            raise StofError(f"the {what} is a device or a pipe", str(path), "Choose another name")
+        if not path.parent.is_dir():
+            problem = f"the {what} can not be written: the folder {path.parent} does not exist"
+            raise StofError(problem, str(path), "Choose another name")
+        taken[what] = path
 
 
 def same_file(a: Path, b: Path) -> bool:
