@@ -317,8 +317,8 @@ def _comparison(command: argparse.ArgumentParser) -> None:
         help="random input sets, more with padding (%(default)s)",
     )
     group.add_argument("--seed", type=int, metavar="N", help="of the random inputs (default: a fresh one, reported)")
-    group.add_argument("--atol", type=float, metavar="X", help="absolute tolerance instead of the default rule")
-    group.add_argument("--rtol", type=float, metavar="X", help="relative tolerance instead of the default rule")
+    group.add_argument("--atol", type=_tolerance, metavar="X", help="absolute tolerance instead of the default rule")
+    group.add_argument("--rtol", type=_tolerance, metavar="X", help="relative tolerance instead of the default rule")
     group.add_argument("--load-inputs", type=Path, metavar="FILE", help="polygraphy JSON with inputs to compare on")
     group.add_argument(
         "--memory-limit", type=_size, metavar="BYTES", help="memory to use, e.g. 8G (default: 60%% of what is free)"
@@ -329,6 +329,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _tolerance(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError("must be a finite number, at least 0")
     return value
 
 

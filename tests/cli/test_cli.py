@@ -114,6 +114,14 @@ def test_the_report_can_not_replace_a_model(model: Path, capsys: Captured) -> No
     )
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("option", ["--atol", "--rtol"])
+def test_a_tolerance_is_a_finite_number(option: str, value: str, model: Path, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(model), str(model), f"{option}={value}"])
+    assert stop.value.code == 2 and "finite number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("option", "what"),
     [("--emit-lowered", "lowered model"), ("--timing-cache", "timing cache"), ("--report", "report")],
