@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
+from stof_onnx.graph.proto_graph import attributes_of
 from stof_onnx.kernels.select import Device
 from stof_onnx.trt.lower import LowerOptions
-from stof_onnx.trt.proto_graph import attributes_of
 
 from benchmarks.encoder import EncoderSpec, build_encoder
 

@@ -11,10 +11,10 @@ from onnx.reference import ReferenceEvaluator
 from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.attention.types import BiasKind, KvKind, MaskedRow
 from stof_onnx.errors import StofError
+from stof_onnx.graph.proto_graph import attributes_of
 from stof_onnx.graph.save import save_model
 from stof_onnx.kernels.select import Device
 from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file
-from stof_onnx.trt.proto_graph import attributes_of
 
 from tests.rewrite.sites import Case, build, feeds, reference
 from tests.trt.plugin_reference import StofAttention

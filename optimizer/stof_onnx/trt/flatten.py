@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of, read_names
+from stof_onnx.graph.proto_shapes import SymbolicShapes
 from stof_onnx.trt.pack_qkv import carrier, to_rank_3
 from stof_onnx.trt.plugin_nodes import is_plugin
-from stof_onnx.trt.proto_graph import ProtoGraph, attributes_of, read_names
-from stof_onnx.trt.shapes import SymbolicShapes
 
 # fmt: off
 _UNARY = frozenset({

@@ -12,12 +12,12 @@ from onnx import inliner
 
 from stof_onnx.attention.functions import DOMAIN
 from stof_onnx.errors import StofError
+from stof_onnx.graph.proto_graph import drop_dead
+from stof_onnx.graph.proto_shapes import SymbolicShapes, infer_shapes
 from stof_onnx.kernels.select import Device
 from stof_onnx.trt.flatten import flatten
 from stof_onnx.trt.pack_qkv import pack_qkv
 from stof_onnx.trt.plugin_nodes import SiteLowering, make_plugin_nodes
-from stof_onnx.trt.proto_graph import drop_dead
-from stof_onnx.trt.shapes import SymbolicShapes, infer_shapes
 
 EMITTED_DOMAIN = "trt.plugins"  # where ONNX Runtime's TensorRT provider looks for plugins
 _TOO_LARGE = 1 << 30  # bytes above which weights go to a file of their own

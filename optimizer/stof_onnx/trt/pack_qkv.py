@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of
+from stof_onnx.graph.proto_shapes import SymbolicShapes
 from stof_onnx.trt.plugin_nodes import is_plugin
-from stof_onnx.trt.proto_graph import ProtoGraph, attributes_of
-from stof_onnx.trt.shapes import SymbolicShapes
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import onnx
 from stof_onnx.attention.functions import DOMAIN
 from stof_onnx.attention.functions.attention import DTYPE_NAMES, PREFIX
 from stof_onnx.attention.types import BiasKind, KvKind, MaskedRow
+from stof_onnx.graph.proto_graph import ProtoGraph, all_graphs, attributes_of
 from stof_onnx.kernels.select import Device, KernelSite, LoweredSite, lower_site
 from stof_onnx.mask import ONNX_INPUTS, EncodedMask, encode_bands
 from stof_onnx.mask.sources import all_keys
-from stof_onnx.trt.proto_graph import ProtoGraph, all_graphs, attributes_of
 
 PLUGIN = "StofAttention"
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", "stof"

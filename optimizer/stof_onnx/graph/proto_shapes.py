@@ -8,7 +8,7 @@ from typing import NamedTuple
 import onnx
 from onnx import helper, shape_inference
 
-from stof_onnx.trt.proto_graph import all_graphs
+from stof_onnx.graph.proto_graph import all_graphs
 
 Dim = int | str | None
 _LARGE = 4096  # initializers with more elements are weights: inference needs their shapes only
