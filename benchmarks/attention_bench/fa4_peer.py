@@ -8,11 +8,10 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import torch
-from flash_attn.cute import utils
+from flash_attn.cute import interface, utils
 from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
-from flash_attn.cute.interface import flash_attn_func
-from torch.nn.attention.flex_attention import create_block_mask
 
+from .gate import gate
 from .masks import BenchMask
 
 
@@ -67,29 +66,39 @@ def _mask_mod(mask: BenchMask) -> tuple[Any, list[torch.Tensor] | None]:
     return look_up, [table]
 
 
-def make(mask: BenchMask, s: int, tile: tuple[int, int] | None) -> Callable[..., torch.Tensor]:
-    """On `mask`: native causal/window for tile None, else block-sparse with its (128, tile_n) blocks."""
+def _compile(*args: Any, **kwargs: Any) -> Any:
+    """cute.compile; other processes may use the GPU meanwhile."""
+    with gate.left():
+        return _cute_compile(*args, **kwargs)
+
+
+_cute_compile = interface.cute.compile
+interface.cute.compile = _compile
+
+
+def make(
+    mask: BenchMask, lists: dict[str, torch.Tensor] | None, tile: tuple[int, int] | None
+) -> Callable[..., torch.Tensor]:
+    """On `mask`: native causal/window without `lists`, else block-sparse with `peers.block_lists` of these tiles."""
     kwargs: dict[str, Any] = {}
-    if tile is None:
+    if lists is None:
         kwargs = {"causal": True} if mask.causal else {"window_size": mask.window}
     else:
         mod, aux = _mask_mod(mask)
-        allowed = mask.on("cuda")
-        b = create_block_mask(lambda b, h, q, k: allowed(q, k), None, None, s, s, device="cuda", BLOCK_SIZE=tile)
         kwargs = {
             "mask_mod": mod,
             "aux_tensors": aux,
             "block_sparse_tensors": BlockSparseTensorsTorch(
-                mask_block_cnt=b.kv_num_blocks,
-                mask_block_idx=b.kv_indices,
-                full_block_cnt=b.full_kv_num_blocks,
-                full_block_idx=b.full_kv_indices,
+                mask_block_cnt=lists["part_counts"],
+                mask_block_idx=lists["part_columns"],
+                full_block_cnt=lists["full_counts"],
+                full_block_idx=lists["full_columns"],
                 block_size=tile,
             ),
         }
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out = flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **kwargs)
+        out = interface.flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **kwargs)
         out = out[0] if isinstance(out, tuple) else out
         return out.transpose(1, 2)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from stof_onnx.mask import RowBands
+from stof_onnx.mask.sources import window as window_rows
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,31 @@ class BenchMask:
     table: np.ndarray | None = field(default=None, repr=False)  # what `allowed` looks up: [S, S] or [S/block, S/block]
     block: int = 1
 
-    def rows(self, q0: int, q1: int, s: int) -> np.ndarray:
-        """The dense rows q0..q1 of the [s, s] mask, bool."""
-        return np.asarray(self.allowed(np.arange(q0, q1)[:, None], np.arange(s)[None]))
+    near: int = 0  # exactly |q - k| <= near or q < near or k < near
+
+    def bands(self, s: int) -> RowBands:
+        """The rows of the [s, s] mask by bands, bool: what `allowed` says, streamed."""
+        if self.table is not None:
+            table, block = self.table, self.block
+
+            def look_up(q0: int, q1: int) -> np.ndarray:
+                blocks = table[q0 // block : -(-q1 // block)]
+                return np.repeat(blocks, block, axis=1)[np.arange(q0, q1) // block - q0 // block, :s]
+
+            return look_up if block > 1 else lambda q0, q1: table[q0:q1]
+        if self.causal or self.window or self.near:
+            left, right = (s, 0) if self.causal else self.window or (self.near, self.near)
+            rows, first = window_rows(s, s, left, right), self.near
+
+            def band(q0: int, q1: int) -> np.ndarray:
+                out = rows(q0, q1)
+                out[:, :first] = True
+                out[: max(0, first - q0)] = True
+                return out
+
+            return band
+        keys = np.arange(s)[None]
+        return lambda q0, q1: np.asarray(self.allowed(np.arange(q0, q1)[:, None], keys))
 
     def on(self, device: Any) -> Callable[[Any, Any], Any]:
         """The predicate with its table, if it has one, as a torch tensor on `device`."""
@@ -61,7 +85,7 @@ def causal_window(s: int, w: int = 256) -> BenchMask:
 
 def longformer(s: int, w: int | None = None) -> BenchMask:
     w = width(s) if w is None else w
-    return BenchMask(f"longformer{w}", lambda q, k: (abs(q - k) <= w) | (k < w) | (q < w))
+    return BenchMask(f"longformer{w}", lambda q, k: (abs(q - k) <= w) | (k < w) | (q < w), near=w)
 
 
 def block_diagonal(s: int, doc: int = 512) -> BenchMask:

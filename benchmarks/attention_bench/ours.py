@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from stof_onnx.kernels import capi
 from stof_onnx.kernels.lower_mask import MaskConfig, lower_mask
@@ -21,7 +23,7 @@ LIBRARY = ROOT / "build" / "cuda" / "libstof_capi.so"
 
 def encode(mask: BenchMask, s: int) -> EncodedMask:
     """The mask in portable 64 x 64 tiles, streamed by row bands."""
-    return encode_bands(lambda q0, q1: mask.rows(q0, q1, s), s, s)
+    return encode_bands(mask.bands(s), s, s)
 
 
 def density(mask: EncodedMask) -> float:
@@ -42,29 +44,41 @@ def device(path: str) -> Device:
     return Device(arch, properties.multi_processor_count, kernels)
 
 
-class Ours:
-    """One kernel configuration on one mask; call it with Q, K, V as [B, H, S, D] views.
+@dataclass(frozen=True)
+class Lowered:
+    """What the kernel of a case reads, still on the host."""
+
+    arrays: dict[str, np.ndarray]
+    attributes: dict[str, Any]
+
+
+def lowered(encoded: EncodedMask, case: Case, path: str) -> Lowered:
+    """The mask in the form of the kernel for the case.
 
     Args:
         encoded: the portable mask.
         case: shape and dtype.
         path: "sm80", "sm90", or "auto" for what lowering chooses for this GPU; "row" is the row-wise kernel.
+    """
+    if path == "row":
+        mask = lower_mask(encoded, MaskConfig(64, 64))
+        return Lowered(mask.to_onnx_arrays(), {"kernel": "row_wise", "splits": 1, **mask.attributes()})
+    site = KernelSite(case.batch, case.heads, case.dim, case.dim, NAMES[case.dtype], case.dim**-0.5)
+    chosen = lower_site(encoded, site, device(path))
+    return Lowered(chosen.arrays, dict(chosen.attributes))
+
+
+class Ours:
+    """One kernel configuration on one mask; call it with Q, K, V as [B, H, S, D] views.
 
     Raises:
         StofError: the library is missing, or it has no instance for the case.
     """
 
-    def __init__(self, encoded: EncodedMask, case: Case, path: str) -> None:
+    def __init__(self, lowered: Lowered, case: Case) -> None:
         self.case = case
         self.library = capi.KernelLibrary(LIBRARY)
-        if path == "row":
-            lowered = lower_mask(encoded, MaskConfig(64, 64))
-            arrays = lowered.to_onnx_arrays()
-            attributes: dict[str, Any] = {"kernel": "row_wise", "splits": 1, **lowered.attributes()}
-        else:
-            site = KernelSite(case.batch, case.heads, case.dim, case.dim, NAMES[case.dtype], case.dim**-0.5)
-            chosen = lower_site(encoded, site, device(path))
-            arrays, attributes = chosen.arrays, dict(chosen.attributes)
+        arrays, attributes = lowered.arrays, lowered.attributes
         self.name, self.splits = str(attributes["kernel"]), int(attributes["splits"])
         self.kernel = capi.Kernel[self.name.upper()]
         self.config = f"{attributes['tile_m']}x{attributes['tile_n']}" + (

@@ -10,16 +10,27 @@ CALLS = 10
 L2_BYTES = 60 << 20
 
 
+def repeated(call: Callable[[], object], budget_ms: float) -> list[Callable[[], object]]:
+    """`call` as often as a graph should hold it: CALLS times, fewer where that takes a quarter of the budget."""
+    start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+    call()
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return [call] * max(1, min(CALLS, int(budget_ms / 4 / max(start.elapsed_time(stop), 1e-3))))
+
+
 def graph_us(calls: Sequence[Callable[[], object]], reps: int = 15, budget_ms: float = 150.0) -> float:
     """Median microseconds of one call when `calls` are replayed one after the other as one CUDA graph.
 
-    Every call runs once before the capture (compilation, lazy initialisation). Stops early once `budget_ms` of device
-    time went into replays, but not before three of them.
+    Every call runs once before the capture (lazy initialisation). Stops early once `budget_ms` of device time went into
+    replays, but not before three of them.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for call in calls:
+        for call in dict.fromkeys(calls):
             call()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
