@@ -20,18 +20,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stof_onnx.attention.types import BiasKind, KvKind, MaskedRow
-from stof_onnx.kernels.lower_mask import MaskConfig, lower_mask
-from stof_onnx.kernels.lower_sm90 import BAND, lower_grouped
+from stof_onnx.kernels.configs import LONG_ROW, LONG_ROW_LEAST, KernelConfig, KernelSite, lower
+from stof_onnx.kernels.lower_sm90 import BAND
 from stof_onnx.mask import EncodedMask, retile
 from stof_onnx.mask.encoded import I32
 from stof_onnx.mask.statistics import row_tiles
 
+__all__ = ["KERNELS", "Device", "KernelChoice", "KernelSite", "LoweredSite", "choose", "lower_site"]
 KERNELS = ("block_sm80", "block_sm90")
 _MULTIPROCESSORS = {80: 108, 86: 84, 87: 16, 89: 128, 90: 132}
 _BLOCKS_PER_SM = 2  # resident blocks of the sm_80 kernels
 _TALL_TILE_EXCESS = 1.08
-_LONG_ROW, _LONG_ROW_LEAST = 3.0, 8
 _MOST_SPLITS = 16
 
 
@@ -53,30 +52,6 @@ class Device:
     def slots(self) -> int:
         """Row tiles that run at once."""
         return (self.multiprocessors or _MULTIPROCESSORS.get(self.arch, 108)) * _BLOCKS_PER_SM
-
-
-@dataclass(frozen=True)
-class KernelSite:
-    """What a kernel must do beside the mask. `dtype` is "fp16", "bf16" or "fp32"; `batch` the expected one."""
-
-    batch: int
-    heads: int
-    head_dim: int
-    v_head_dim: int
-    dtype: str
-    scale: float
-    softcap: float = 0.0
-    bias: BiasKind = BiasKind.NONE
-    kv: KvKind = KvKind.NONE
-    masked_row: MaskedRow = MaskedRow.ZERO
-
-    @property
-    def plain(self) -> bool:
-        """No score modifier that only the general sm_80 instances know."""
-        own_rows = self.masked_row in (MaskedRow.MEAN, MaskedRow.SCORES)
-        return not (
-            self.softcap or self.bias is not BiasKind.NONE or self.kv is KvKind.MASK or own_rows or self.scale <= 0
-        )
 
 
 @dataclass(frozen=True)
@@ -128,32 +103,9 @@ def lower_site(mask: EncodedMask, site: KernelSite, device: Device, where: str =
     """
     mask.validate(where)
     choice = choose(mask, site, device)
-    attributes: dict[str, int | str] = {
-        "kernel": choice.kernel,
-        "splits": choice.splits,
-        "split_rows": choice.split_rows,
-        "f32_math": "ffma",
-    }
-    if choice.kernel == "block_sm90":
-        grouped = lower_grouped(mask, choice.tile_m // BAND, where=where)
-        attributes |= {
-            "tile_m": choice.tile_m,
-            "tile_n": choice.tile_n,
-            "mask_seq_q": mask.s_q,
-            "mask_seq_kv": mask.s_kv,
-            "mask_fragment_order": 1,
-            "mask_n_masks": grouped.n_masks,
-            "mask_rows": grouped.groups,
-            "mask_cols": grouped.cols,
-            "mask_n_full": grouped.n_full,
-            "mask_n_part": grouped.n_part,
-            "mask_max_row_tiles": grouped.max_group_tiles,
-            "split_rows": grouped.split_groups,
-        }
-        return LoweredSite(choice, grouped.arrays, attributes)
-    lowered = lower_mask(mask, MaskConfig(choice.tile_m, choice.tile_n, fragment_order=True), where)
-    attributes |= lowered.attributes()
-    return LoweredSite(choice, lowered.to_onnx_arrays(), attributes)
+    config = KernelConfig(choice.kernel, choice.tile_m, choice.tile_n, choice.splits, choice.split_rows)
+    arrays, attributes = lower(mask, config, where)
+    return LoweredSite(choice, arrays, attributes)
 
 
 def _hopper_runs(site: KernelSite, device: Device) -> bool:
@@ -169,15 +121,15 @@ def _listed(mask: EncodedMask) -> int:
 
 def _splits(mask: EncodedMask, site: KernelSite, device: Device) -> tuple[int, int]:
     """(splits, split_rows): see rule 3. A split can not serve rows whose empty result needs a second pass."""
-    if site.masked_row in (MaskedRow.MEAN, MaskedRow.SCORES):
+    if site.second_pass:
         return 1, 0
     lengths = row_tiles(mask)
     share = lengths.sum() / mask.n_masks * site.batch * site.heads / device.slots
     longest = int(lengths.max())
-    if longest <= max(share, _LONG_ROW_LEAST):
+    if longest <= max(share, LONG_ROW_LEAST):
         return 1, 0
     splits = 2
-    while splits < _MOST_SPLITS and longest > splits * max(share, _LONG_ROW_LEAST):
+    while splits < _MOST_SPLITS and longest > splits * max(share, LONG_ROW_LEAST):
         splits *= 2
-    limit = max(float(_LONG_ROW_LEAST), _LONG_ROW * float(np.median(lengths)))
+    limit = max(float(LONG_ROW_LEAST), LONG_ROW * float(np.median(lengths)))
     return splits, int((lengths > limit).sum(axis=1).max())
