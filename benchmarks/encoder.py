@@ -41,6 +41,34 @@ def build_encoder(spec: EncoderSpec, mask: np.ndarray | None) -> onnx.ModelProto
     return _Builder(spec, mask).build()
 
 
+def make_mask(kind: str, seq: int, block: int = 64) -> np.ndarray:
+    """bool [seq, seq], True = attend: the masks of docs/benchmarks.md."""
+    q, k = np.arange(seq)[:, None], np.arange(seq)[None]
+    width = window_width(seq)
+    if kind == "causal":
+        return k <= q
+    if kind == "window":
+        return np.abs(q - k) <= 64
+    if kind == "longformer":
+        return (np.abs(q - k) <= width) | (q < width) | (k < width)
+    if kind == "bigbird":
+        blocks = seq // block
+        rows = np.arange(blocks)
+        allowed = np.abs(rows[:, None] - rows[None]) <= 1
+        allowed[[0, -1]] = True
+        allowed[:, [0, -1]] = True
+        rng = np.random.default_rng(0)
+        for row in range(blocks):
+            allowed[row, rng.choice(blocks, 3, replace=False)] = True
+        return np.kron(allowed, np.ones((block, block), bool))
+    raise ValueError(kind)
+
+
+def window_width(seq: int) -> int:
+    """Half width, and global tokens, of the Longformer mask."""
+    return max(32, int(np.sqrt(seq)))
+
+
 class _Builder:
     def __init__(self, spec: EncoderSpec, mask: np.ndarray | None) -> None:
         self.spec, self.rng = spec, np.random.default_rng(spec.seed)

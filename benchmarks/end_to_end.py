@@ -39,33 +39,10 @@ from stof_onnx.trt.lower import Lowered
 from stof_onnx.trt.session import EngineSession
 from stof_onnx.verify.session import Runner
 
-from benchmarks.encoder import EncoderSpec, build_encoder
+from benchmarks.encoder import EncoderSpec, build_encoder, make_mask
 
 CASES = ("window:16x2048", "bigbird:16x2048", "longformer:16x2048", "causal:16x2048", "window:8x4096", "bigbird:8x4096",
          "longformer:8x4096", "causal:8x4096", "window:8x512", "window:1x4096", "window:1x128")  # fmt: skip
-
-
-def make_mask(kind: str, seq: int, block: int = 64) -> np.ndarray:
-    """bool [seq, seq], True = attend: the masks of docs/benchmarks.md."""
-    q, k = np.arange(seq)[:, None], np.arange(seq)[None]
-    width = max(32, int(np.sqrt(seq)))
-    if kind == "causal":
-        return k <= q
-    if kind == "window":
-        return np.abs(q - k) <= 64
-    if kind == "longformer":
-        return (np.abs(q - k) <= width) | (q < width) | (k < width)
-    if kind == "bigbird":
-        blocks = seq // block
-        rows = np.arange(blocks)
-        allowed = np.abs(rows[:, None] - rows[None]) <= 1
-        allowed[[0, -1]] = True
-        allowed[:, [0, -1]] = True
-        rng = np.random.default_rng(0)
-        for row in range(blocks):
-            allowed[row, rng.choice(blocks, 3, replace=False)] = True
-        return np.kron(allowed, np.ones((block, block), bool))
-    raise ValueError(kind)
 
 
 Known = dict[tuple[int, int], tuple[str, choose.Candidate]]

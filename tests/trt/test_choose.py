@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,6 +63,7 @@ def world(bench, monkeypatch):
     monkeypatch.setattr(availability, "device", lambda: Device(90, 132))
     monkeypatch.setattr(availability, "tensorrt", lambda: SimpleNamespace(__version__="8.6.0"))
     monkeypatch.setattr(cuda, "name", lambda: "a GPU")
+    monkeypatch.setattr(cuda, "identity", lambda: f"test-{os.getpid()}")
     library = bench.folder / "library.so"
     library.write_bytes(b"plugins")
     profile = {"x": tuple(DimRange(n, n, n) for n in SHAPE)}

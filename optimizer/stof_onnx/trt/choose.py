@@ -15,7 +15,7 @@ import numpy as np
 from stof_onnx.errors import StofError
 from stof_onnx.kernels.select import Device
 from stof_onnx.options import DimRange
-from stof_onnx.trt import availability, cuda
+from stof_onnx.trt import availability, cuda, turns
 from stof_onnx.trt.build import BuildOptions, BuiltEngine, Profile, build_engine, tactic_sources
 from stof_onnx.trt.compare import EngineError, measure, passes, worst
 from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file, save_lowered
@@ -23,6 +23,7 @@ from stof_onnx.trt.manifest import digest, write_manifest
 from stof_onnx.trt.plugin_nodes import SiteLowering
 from stof_onnx.trt.session import EngineSession, Timing
 
+_log = logging.getLogger(__name__)
 _NEVER_SLOWER = 1.0  # the stof engine is kept when its median is at most this times the plain one's
 Reference = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
@@ -129,17 +130,20 @@ def race(
     """
     lowered = lower_file(portable, lower_options(options.precision, options.profile, availability.device()))
     expected = [reference(one) for one in feeds] if reference is not None else []
-    stof = Candidate("stof")
-    if plain is None:
-        plain = Candidate("plain")
-        _try(plain, source, replace(options, plugins=None), feeds)
-    if lowered.plugins:
-        with tempfile.TemporaryDirectory() as folder:
+    stof, earlier = Candidate("stof"), plain
+    plain = earlier or Candidate("plain")
+    if not lowered.plugins:
+        stof.problem = "no attention was lowered"
+    with turns.building(), tempfile.TemporaryDirectory() as folder:
+        if earlier is None:
+            _build(plain, source, replace(options, plugins=None))
+        if lowered.plugins:
             path = Path(folder) / "lowered.onnx"
             save_lowered(lowered.model, path)
-            _try(stof, path, options, feeds)
-    else:
-        stof.problem = "no attention was lowered"
+            _build(stof, path, options)
+    with turns.alone():
+        for candidate in [stof] if earlier else [plain, stof]:
+            _run(candidate, feeds)
     _judge(plain, stof, expected, options.precision)
     return plain, stof, lowered
 
@@ -150,18 +154,26 @@ def lower_options(precision: str, profile: Profile, device: Device) -> LowerOpti
     return LowerOptions(precision, device, opt, largest)
 
 
-def _try(candidate: Candidate, model: Path, options: BuildOptions, feeds: Sequence[dict[str, np.ndarray]]) -> None:
-    """Builds, runs and times; a failure is noted, since the other engine may still serve."""
-    log = logging.getLogger(__name__)
+def _build(candidate: Candidate, model: Path, options: BuildOptions) -> None:
+    """Builds; a failure is noted, since the other engine may still serve."""
     try:
         candidate.engine = build_engine(model, options)
-        log.info("%s engine built in %.1f s", candidate.kind, candidate.engine.seconds)
+        _log.info("%s engine built in %.1f s", candidate.kind, candidate.engine.seconds)
+    except StofError as error:
+        candidate.problem = str(error)
+
+
+def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
+    """Runs and times what was built."""
+    if candidate.engine is None:
+        return
+    try:
         session = EngineSession(candidate.engine.data)
         try:
             candidate.memory = session.memory
             candidate.outputs = [session.run(one) for one in feeds]
             candidate.timing = session.time(feeds[0])
-            log.info("%s engine: %.4f ms", candidate.kind, candidate.timing.median)
+            _log.info("%s engine: %.4f ms", candidate.kind, candidate.timing.median)
         finally:
             session.close()
     except StofError as error:

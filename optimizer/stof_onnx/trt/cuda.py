@@ -62,6 +62,12 @@ def name() -> str:
     return text.decode().rstrip("\0") if isinstance(text, bytes) else str(text)
 
 
+def identity() -> str:
+    """The PCI address of device 0, as text that fits a file name."""
+    found = call("cudaGetDeviceProperties", 0)
+    return f"{found.pciDomainID:x}-{found.pciBusID:x}-{found.pciDeviceID:x}"
+
+
 def free_memory() -> int:
     """Bytes of device memory that are free."""
     return int(call("cudaMemGetInfo")[0])

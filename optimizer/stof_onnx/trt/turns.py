@@ -1,0 +1,56 @@
+"""Processes that use one GPU take turns: builds may overlap, while a timing has the GPU to itself.
+
+Engines of several models are often built at once on one machine. A time taken beside another process's builds says
+little, and would decide which engine is kept. So builds hold a shared lock and timings an exclusive one, on a file of
+the temporary directory that is named after the GPU. Where no such file can be made, nobody waits.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stof_onnx.trt import cuda
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Beside other builds, never beside a timing."""
+    with _locked(exclusive=False):
+        yield
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """With no build and no other timing of these processes on the GPU."""
+    with _locked(exclusive=True):
+        yield
+
+
+def lock_file() -> Path:
+    """The file of the first GPU and this user."""
+    owner = os.getuid() if hasattr(os, "getuid") else 0
+    return Path(tempfile.gettempdir()) / f"stof-onnx-{owner}-{cuda.identity()}.lock"
+
+
+@contextmanager
+def _locked(exclusive: bool) -> Iterator[None]:
+    try:
+        handle = os.open(lock_file(), os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    except OSError:
+        handle = -1
+    try:
+        if handle >= 0 and fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)  # and with it the lock
