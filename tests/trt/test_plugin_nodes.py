@@ -88,13 +88,47 @@ def test_fp32_engines_get_no_hopper_kernel(tmp_path):
     assert lowered(CASES["bhsd"], tmp_path, LowerOptions(precision="fp32")).sites[0].kernel == "block_sm80"
 
 
-@pytest.mark.parametrize("at_run_time", [False, True])
-def test_dense_bias_that_may_empty_rows_is_left_alone(tmp_path, rng, at_run_time):
+def hiding_bias(rng: np.random.Generator) -> np.ndarray:
+    """A dense bias that hides half of the keys, and all of some rows."""
     bias = np.where(rng.random((1, 1, SEQ, SEQ)) < 0.5, -np.inf, 0.5).astype(np.float32)
-    one = case(bias_kind=BiasKind.DENSE, bias=bias, bias_at_run_time=at_run_time)
+    bias[..., Q[:, 0] % 11 == 4, :] = -np.inf
+    return bias
+
+
+@pytest.mark.parametrize("at_run_time", [False, True])
+@pytest.mark.parametrize("masked_row", [MaskedRow.ZERO, MaskedRow.MEAN, MaskedRow.NAN])
+def test_dense_bias_may_empty_rows(tmp_path, rng, masked_row, at_run_time):
+    bias = hiding_bias(rng)
+    one = case(bias_kind=BiasKind.DENSE, bias=bias, bias_at_run_time=at_run_time, masked_row=masked_row)
+    result = lowered(one, tmp_path, LowerOptions())
+    assert result.plugins == 1, result.sites
+    given = feeds(one, 0, rng)
+    (got,) = ReferenceEvaluator(result.model, new_ops=[StofAttention]).run(None, given.by_name)
+    np.testing.assert_allclose(got, reference(one, 0, given).astype(np.float32), rtol=1e-4, atol=1e-5)
+
+
+def test_dense_bias_beside_raw_scores_is_left_alone(tmp_path, rng):
+    bias = hiding_bias(rng)
+    one = case(bias_kind=BiasKind.DENSE, bias=bias, masked_row=MaskedRow.SCORES, allowed=ROWS_WITHOUT_KEYS)
     result = lowered(one, tmp_path, LowerOptions())
     assert result.plugins == 0
-    assert "bias may hide" in result.sites[0].reason
+    assert "dense bias" in result.sites[0].reason
+    given = feeds(one, 0, rng)
+    (got,) = ReferenceEvaluator(result.model).run(None, given.by_name)
+    np.testing.assert_allclose(got, reference(one, 0, given).astype(np.float32), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sites_left_to_tensorrt_hold_dense_masks(tmp_path, rng, name):
+    one = CASES[name]
+    model, matches = build([one], tmp_path / "in.onnx")
+    replace_attention(model, matches)
+    save_model(model, tmp_path / "out.onnx")
+    (site,) = lower_file(tmp_path / "out.onnx", LowerOptions()).sites
+    result = lower_file(tmp_path / "out.onnx", LowerOptions(left=frozenset([site.name])))
+    assert result.plugins == 0
+    kinds = {node.op_type for node in result.model.graph.node}
+    assert not kinds & {"StofAttention", "BitShift", "ScatterElements"}
     given = feeds(one, 0, rng)
     (got,) = ReferenceEvaluator(result.model).run(None, given.by_name)
     np.testing.assert_allclose(got, reference(one, 0, given).astype(np.float32), rtol=1e-4, atol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,12 +14,13 @@ from onnx import inliner
 
 from stof_onnx.attention.functions import DOMAIN
 from stof_onnx.errors import StofError
-from stof_onnx.graph.proto_graph import drop_dead
+from stof_onnx.graph.proto_graph import all_graphs, drop_dead
 from stof_onnx.graph.proto_shapes import SymbolicShapes, infer_shapes
 from stof_onnx.kernels.select import Device
+from stof_onnx.trt.dense_masks import fold_dense_masks
 from stof_onnx.trt.flatten import flatten
 from stof_onnx.trt.pack_qkv import pack_qkv
-from stof_onnx.trt.plugin_nodes import SiteLowering, make_plugin_nodes
+from stof_onnx.trt.plugin_nodes import SiteLowering, is_plugin, make_plugin_nodes
 
 EMITTED_DOMAIN = "trt.plugins"  # where ONNX Runtime's TensorRT provider looks for plugins
 _TOO_LARGE = 1 << 30  # bytes above which weights go to a file of their own
@@ -33,6 +36,7 @@ class LowerOptions:
         opt_sizes, largest_sizes: concrete shapes of the graph inputs, to tune for and to bound.
         domain: of the plugin nodes.
         rank_2: merge projections and keep tensors 2-D between attentions.
+        left: names of sites that stay ordinary operators, for TensorRT's own kernels.
     """
 
     precision: str = "fp16"
@@ -41,6 +45,7 @@ class LowerOptions:
     largest_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     domain: str = DOMAIN
     rank_2: bool = True
+    left: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -73,9 +78,10 @@ def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:
     largest = infer_shapes(model, options.largest_sizes).dims if options.largest_sizes else opt
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
-    sites = make_plugin_nodes(lowered, opt, largest, options.precision, options.device, options.domain)
+    o = options
+    sites = make_plugin_nodes(lowered, opt, largest, o.precision, o.device, o.domain, o.left)
     drop_dead(lowered.graph)
-    result = Lowered(_inlined(lowered, options.domain), sites)
+    result = Lowered(_without_functions(lowered), sites)
     if options.rank_2 and result.plugins:
         result.packed = pack_qkv(result.model, symbolic)
         result.flattened = flatten(result.model, symbolic.refreshed(result.model))
@@ -101,23 +107,31 @@ def lower_file(path: Path, options: LowerOptions) -> Lowered:
 
 
 def save_lowered(model: onnx.ModelProto, path: Path) -> None:
-    """Writes a lowered model, its weights beside it where one protobuf would be too large.
+    """Writes a lowered model, its weights beside it where one protobuf would be too large; all of it or nothing.
 
     Raises:
         StofError: the file can not be written.
     """
+    name = f"{path.name}.data" if model.ByteSize() > _TOO_LARGE else None
     try:
-        large = model.ByteSize() > _TOO_LARGE
-        onnx.save(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
+        with tempfile.TemporaryDirectory(prefix=".stof-", dir=path.parent) as folder:
+            onnx.save(model, str(Path(folder, path.name)), save_as_external_data=name is not None, location=name)
+            for written in (name, path.name):  # the model last: it is nothing without its weights
+                if written is not None:
+                    os.replace(Path(folder, written), path.with_name(written))
     except OSError as error:
         raise StofError(f"can not be written ({error.strerror})", str(path), "Choose another place") from error
 
 
-def _inlined(model: onnx.ModelProto, plugin_domain: str) -> onnx.ModelProto:
-    """The model without functions: TensorRT 8.6 knows none."""
-    called = {(n.domain, n.op_type) for n in model.graph.node}
-    unused = [f for f in model.functions if f.domain == DOMAIN and (f.domain, f.name) not in called]
-    if len(unused) == len(model.functions):
+def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its functions inlined, and the masks of what was a stof function dense: TensorRT knows neither."""
+    called = {(n.domain, n.op_type) for graph in all_graphs(model.graph) for n in graph.node}
+    if not any((f.domain, f.name) in called for f in model.functions):
         del model.functions[:]
         return model
-    return inliner.inline_local_functions(model)
+    arrays = {i.name for i in model.graph.initializer}
+    calls = [n for g in all_graphs(model.graph) for n in g.node if n.domain == DOMAIN and not is_plugin(n)]
+    read = {name for node in calls for name in node.input}
+    inlined = inliner.inline_local_functions(model)
+    fold_dense_masks(inlined, arrays & read)
+    return inlined

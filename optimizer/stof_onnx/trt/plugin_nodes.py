@@ -41,7 +41,10 @@ Shapes = Mapping[str, tuple[int | str | None, ...]]
 
 @dataclass
 class SiteLowering:
-    """What became of one attention: `kernel` is empty where it stays ordinary operators, and `reason` says why."""
+    """What became of one attention: `kernel` is empty where it stays ordinary operators, and `reason` says why.
+
+    `dense_flops`: of QK and PV over all keys, at the sizes to tune for.
+    """
 
     name: str
     kernel: str = ""
@@ -50,6 +53,7 @@ class SiteLowering:
     mask_bytes: int = 0
     dense_mask_bytes: int = 0
     tiles: tuple[int, int] = (0, 0)
+    dense_flops: int = 0
 
 
 @dataclass
@@ -61,7 +65,13 @@ class _Shared:
 
 
 def make_plugin_nodes(
-    model: onnx.ModelProto, opt: Shapes, largest: Shapes, precision: str, device: Device, domain: str = DOMAIN
+    model: onnx.ModelProto,
+    opt: Shapes,
+    largest: Shapes,
+    precision: str,
+    device: Device,
+    domain: str = DOMAIN,
+    left: frozenset[str] = frozenset(),
 ) -> list[SiteLowering]:
     """Replaces the function nodes of `model` (at any depth) in place; function definitions stay for those left.
 
@@ -71,6 +81,7 @@ def make_plugin_nodes(
         precision: "fp16" or "bf16": what float32 tensors become in the engine; "fp32": they stay.
         device: what kernels are chosen for.
         domain: of the plugin nodes: TensorRT's parser takes any, ONNX Runtime's provider wants "trt.plugins".
+        left: names of sites that stay function calls.
 
     Raises:
         StofError: mask arrays that do not follow the format.
@@ -79,7 +90,8 @@ def make_plugin_nodes(
     for graph in all_graphs(model.graph):
         for node in graph.node:
             if node.domain == DOMAIN and node.op_type.startswith(PREFIX + "_"):
-                sites.append(_Site(root, node, shared, precision, device).lower(opt, largest, domain))
+                site = _Site(root, node, shared, precision, device)
+                sites.append(site.leave() if site.name in left else site.lower(opt, largest, domain))
     if any(site.kernel for site in sites) and domain not in {o.domain for o in model.opset_import}:
         model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     return sites
@@ -98,8 +110,15 @@ class _Site:
         self.model_dtype = _DTYPES.get(kinds.pop() if len(kinds) == 1 else "", "")
         self.dtype = precision if self.model_dtype == "fp32" else self.model_dtype
 
+    @property
+    def name(self) -> str:
+        return self.node.name or self.node.output[0]
+
+    def leave(self) -> SiteLowering:
+        return SiteLowering(self.name, reason="left to TensorRT, which should be faster here")
+
     def lower(self, opt: Shapes, largest: Shapes, domain: str) -> SiteLowering:
-        result = SiteLowering(self.node.name or self.node.output[0])
+        result = SiteLowering(self.name)
         arrays = self._arrays()
         sizes, most = self._sizes(opt), self._sizes(largest)
         result.reason = self._problem(arrays, sizes, most)
@@ -124,6 +143,9 @@ class _Site:
         result.kernel, result.reason = lowered.choice.kernel, lowered.choice.reason
         result.layout = str(self.attributes["layout"])
         result.tiles = (lowered.choice.tile_m, lowered.choice.tile_n)
+        result.dense_flops = (
+            2 * sizes.batch * site.heads * sizes.seq_q * sizes.seq_kv * (sizes.head_dim + sizes.v_head_dim)
+        )
         result.mask_bytes = sum(a.nbytes for a in lowered.arrays.values())
         result.dense_mask_bytes = most.seq_q * most.seq_kv * (4 if self.model_dtype == "fp32" else 2)
         return result
@@ -203,11 +225,9 @@ class _Site:
             return [], ""
         name = self.node.input[3 + len(ONNX_INPUTS)]
         value = self.root.constant(name)
-        if self._bias_may_empty_a_row(value):
-            return (
-                [],
-                "its dense bias may hide every key of a row, whose meaning is not proven for the plugin",
-            )
+        dense = BiasKind(self.attributes["bias_kind"]) is BiasKind.DENSE
+        if dense and MaskedRow(self.attributes["masked_row"]) is MaskedRow.SCORES:
+            return [], "rows that mask and padding empty yield the scores, which a dense bias may hide as well"
         if value is None:
             return [name], ""
         if self.dtype == "bf16" or self.model_dtype == "bf16":
@@ -221,13 +241,6 @@ class _Site:
         if stored is not None and value.dtype != stored:
             return [self._share("bias", value.astype(stored))], ""
         return [name], ""
-
-    def _bias_may_empty_a_row(self, value: np.ndarray | None) -> bool:
-        """Whether -inf in the bias may hide every key of a row, and the row must then yield anything but NaN."""
-        dense = BiasKind(self.attributes["bias_kind"]) is BiasKind.DENSE
-        if not dense or MaskedRow(self.attributes["masked_row"]) is MaskedRow.NAN:
-            return False
-        return value is None or bool(np.isneginf(value).any())
 
     def _kv_input(self) -> int:
         return 3 + len(ONNX_INPUTS) + (BiasKind(self.attributes["bias_kind"]) is not BiasKind.NONE)
