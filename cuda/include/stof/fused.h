@@ -1,0 +1,66 @@
+// Fused GEMM regions: the public face of cuda/src/fused. POD parameters, a stream, a cudaError_t.
+// No allocation, no synchronisation, no global state: every call can be captured in a CUDA graph.
+//
+//   kGemmEpilogue  out = activation(a b + bias) + residual
+//   kGatedMlp      out = activation(a b + bias) * (a b2 + bias2)
+//
+// Products are summed in fp32, the epilogue is computed in fp32, and the result is rounded once.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+#include "stof/attention.h"
+
+namespace stof {
+
+enum class FusedTemplate : int32_t { kGemmEpilogue = 0, kGatedMlp = 1 };
+enum class Activation : int32_t { kNone = 0, kRelu = 1, kGeluErf = 2, kGeluTanh = 3, kSilu = 4 };
+
+constexpr int32_t kAutoConfig = -1;  // fused_launch picks one from the sizes
+
+// Row-major matrices; strides of rows in elements. 16-byte alignment of pointers and rows is required.
+struct FusedParams {
+  FusedTemplate template_id;
+  int32_t config;       // index into fused_config(), or kAutoConfig
+  DType dtype;          // kF16, kBF16: of every tensor
+  Activation activation;
+  int32_t m, n, k;      // n, k: multiples of 8
+  int32_t reserved;     // 0
+  const void* a;        // [m, k]
+  const void* b;        // [k, n], as ONNX MatMul holds weights
+  const void* b2;       // [k, n]: the factor without activation of kGatedMlp, else null
+  const void* bias;     // [n] or null
+  const void* bias2;    // [n] or null; kGatedMlp only
+  const void* residual; // [m, n] or null; may be `out` itself; kGemmEpilogue only
+  void* out;            // [m, n]
+  int64_t stride_a, stride_b, stride_b2, stride_residual, stride_out;
+  void* workspace;      // fused_workspace_bytes(), 256-byte aligned; may be null when that is 0
+  size_t workspace_bytes;
+};
+
+// One compiled variant of a template. Sizes are those of the output tile and of the step along k.
+struct FusedConfig {
+  char name[32];        // unique within its template; what nodes and plans name it by
+  int32_t tile_m, tile_n, tile_k, stages;
+  int32_t cluster_m;    // blocks that share one tile of b
+  int32_t arch;         // 90: needs sm_90a machine code
+};
+
+// The variants of a template in this build: 0 for an unknown one, or where the library was built without its architecture.
+int32_t fused_config_count(FusedTemplate template_id);
+// Null when there is no such index.
+const FusedConfig* fused_config(FusedTemplate template_id, int32_t index);
+// The variant that kAutoConfig stands for at p's sizes on a GPU of `sms` multiprocessors; -1 when there is none.
+int32_t fused_auto_config(const FusedParams& p, int32_t sms);
+
+// Bytes of workspace `p` needs. Pure arithmetic on p's sizes.
+size_t fused_workspace_bytes(const FusedParams& p);
+
+// nullptr when some variant can run `p`, else a static sentence saying what is not supported. Does not ask the GPU.
+const char* fused_unsupported(const FusedParams& p);
+
+// Enqueues the region. cudaErrorInvalidValue when fused_unsupported(p) is not null or the workspace is too small.
+cudaError_t fused_launch(const FusedParams& p, cudaStream_t stream);
+
+}  // namespace stof
