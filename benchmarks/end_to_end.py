@@ -35,8 +35,6 @@ from stof_onnx.progress import Progress
 from stof_onnx.trt import availability, choose, cuda
 from stof_onnx.trt.build import BuildOptions, tactic_sources
 from stof_onnx.trt.engine_step import find_plugin_library
-from stof_onnx.trt.lower import Lowered
-from stof_onnx.trt.session import EngineSession
 from stof_onnx.verify.session import Runner
 
 from benchmarks.encoder import EncoderSpec, build_encoder, make_mask
@@ -64,14 +62,12 @@ def run_case(kind: str, batch: int, seq: int, known: Known, arguments: argparse.
         reference = _first_entry(spec, mask) if arguments.check else None
         earlier = known.get((batch, seq)) if arguments.plain_once else None
         mask_of_plain, plain = earlier or (kind, None)
-        plain, stof, lowered = choose.race(source, portable, options, [{"x": x}], reference, plain)
-        known[batch, seq] = mask_of_plain, plain
-        line = _line(kind, spec, plain, stof, lowered, arguments) | {"plain_mask": mask_of_plain}
-        if arguments.layers_table and stof.engine is not None:
-            session = EngineSession(stof.engine.data)
-            times = session.layer_times({"x": x})
-            session.close()
-            line["layers_us"] = {n[:160]: round(t, 1) for n, t in sorted(times.items(), key=lambda item: -item[1])[:14]}
+        found = choose.race(source, portable, options, [{"x": x}], reference, plain)
+        known[batch, seq] = mask_of_plain, found.plain
+        line = _line(kind, spec, found, arguments) | {"plain_mask": mask_of_plain}
+        if arguments.layers_table:
+            longest = sorted(found.stof.layers.items(), key=lambda item: -item[1])[:14]
+            line["layers_us"] = {n[:160]: round(t, 1) for n, t in longest}
         return line
 
 
@@ -85,16 +81,11 @@ def _first_entry(spec: EncoderSpec, mask: np.ndarray) -> choose.Reference:
     return run
 
 
-def _line(
-    kind: str,
-    spec: EncoderSpec,
-    plain: choose.Candidate,
-    stof: choose.Candidate,
-    lowered: Lowered,
-    arguments: argparse.Namespace,
-) -> dict[str, object]:
+def _line(kind: str, spec: EncoderSpec, found: choose.Race, arguments: argparse.Namespace) -> dict[str, object]:
+    plain, stof = found.plain, found.stof
     speedup = plain.timing.median / stof.timing.median if plain.timing and stof.timing else None
-    site = lowered.sites[0]
+    assert stof.lowered is not None
+    site = stof.lowered.sites[0]
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": os.environ.get("STOF_COMMIT") or _commit(),
@@ -112,18 +103,18 @@ def _line(
         "stof_ms": stof.timing and round(stof.timing.median, 4),
         "speedup": speedup and round(speedup, 3),
         "cuda_graph": bool(plain.timing and stof.timing and plain.timing.graph and stof.timing.graph),
-        "kept": choose.faster(plain, stof).kind,
+        "kept": found.winner().kind,
         "plain_mem_mb": round(plain.memory / 2**20, 1),
         "stof_mem_mb": round(stof.memory / 2**20, 1),
         "plain_engine_mb": plain.engine and round(len(plain.engine.data) / 2**20, 1),
         "stof_engine_mb": stof.engine and round(len(stof.engine.data) / 2**20, 1),
-        "build_s": [c.engine and round(c.engine.seconds, 1) for c in (plain, stof)],
+        "build_s": [c.engine and round(c.engine.seconds, 1) for c in found.candidates],
         "err_plain": plain.error and plain.error.relative,
         "err_stof": stof.error and stof.error.relative,
         "mask_bytes": site.mask_bytes,
         "dense_mask_bytes": site.dense_mask_bytes,
         "kernel": site.kernel,
-        "problems": [c.problem for c in (plain, stof) if c.problem],
+        "problems": [c.problem for c in found.candidates if c.problem],
     }
 
 

@@ -57,7 +57,7 @@ def _engine(report: Report) -> Iterator[str]:
     if result is None:
         return
     yield f"engine: {result.path} ({result.kept})"
-    for candidate in (result.plain, result.stof):
+    for candidate in result.race.candidates:
         if candidate.timing is not None and candidate.engine is not None:
             error = "" if candidate.error is None else f", relative error {candidate.error.relative:.1e}"
             size = f"{len(candidate.engine.data) / 2**20:.1f} MiB, built in {candidate.engine.seconds:.1f} s"
@@ -66,7 +66,7 @@ def _engine(report: Report) -> Iterator[str]:
             yield f"    {candidate.kind}: {candidate.problem}"
     if result.speedup is not None:
         yield f"    {result.speedup:.2f} times as fast as the plain engine"
-    for site in result.sites:
+    for site in result.lowered.sites if result.lowered else ():
         if not site.kernel:
             yield f"    left to TensorRT: {site.name}: {site.reason}"
 

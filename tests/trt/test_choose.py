@@ -16,6 +16,8 @@ from stof_onnx.options import DimRange
 from stof_onnx.trt import availability, choose, cuda
 from stof_onnx.trt.build import BuildOptions, BuiltEngine
 from stof_onnx.trt.compare import EngineError, measure, passes
+from stof_onnx.trt.mix import sites_to_leave
+from stof_onnx.trt.plugin_nodes import SiteLowering
 from stof_onnx.trt.session import Timing
 from stof_onnx.verify.session import Runner
 
@@ -34,10 +36,13 @@ class World:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.ms = {"plain": 2.0, "stof": 1.0}
+        self.layers: dict[str, float] = {}
 
     def build(self, model: Path, options: BuildOptions) -> BuiltEngine:
-        kind = "stof" if any(n.op_type == "StofAttention" for n in onnx.load(str(model)).graph.node) else "plain"
-        assert (options.plugins is not None) == (kind == "stof")
+        kinds = [n.op_type for n in onnx.load(str(model)).graph.node]
+        plugins = kinds.count("StofAttention")
+        kind = "plain" if not plugins else "mixed" if "Softmax" in kinds else "stof"
+        assert (options.plugins is not None) == bool(plugins)
         if kind in self.broken:
             raise StofError("TensorRT built no engine", str(model))
         return BuiltEngine(kind.encode(), 1.0)
@@ -47,15 +52,21 @@ class World:
         timing = Timing(self.ms[kind], 0, 0, True, 10)
 
         def run(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            shift = self.stof_error if kind == "stof" else 1e-4
+            shift = 1e-4 if kind == "plain" else self.stof_error
             return {n: a + np.float32(shift) for n, a in self.runner.run(feeds).items()}
 
-        return SimpleNamespace(run=run, time=lambda feeds: timing, close=lambda: None, memory=1 << 20)
+        return SimpleNamespace(
+            run=run,
+            time=lambda feeds: timing,
+            layer_times=lambda feeds: self.layers,
+            close=lambda: None,
+            memory=1 << 20,
+        )
 
 
 @pytest.fixture
 def world(bench, monkeypatch):
-    model = build_encoder(EncoderSpec(1, 32, 4, SHAPE[0], SHAPE[1]), np.tri(SHAPE[1], dtype=bool))
+    model = build_encoder(EncoderSpec(2, 32, 4, SHAPE[0], SHAPE[1]), np.tri(SHAPE[1], dtype=bool))
     portable = bench.optimize(model)
     made = World(Runner(model, bench.folder))
     monkeypatch.setattr(choose, "build_engine", made.build)
@@ -113,6 +124,42 @@ def test_one_broken_build_leaves_the_other(world):
     with pytest.raises(StofError, match="no engine"):
         world.make()
     assert not (world.folder / "model.stof.engine").exists()
+
+
+SITES = [f"layer{i}/p/Softmax/StofAttention" for i in range(2)]
+
+
+def test_a_site_that_loses_is_left_to_tensorrt(world):
+    """Dense attentions take 2000 - (1500 - 700) us, 600 each: the first plugin wins, the second one loses."""
+    world.ms |= {"stof": 1.5, "mixed": 1.4}
+    world.layers = {SITES[0]: 50.0, SITES[1]: 650.0, "the rest": 800.0}
+    result = world.make()
+    assert result.kept == "mixed"
+    assert [s.kernel != "" for s in result.lowered.sites] == [True, False]
+    assert result.speedup == pytest.approx(2 / 1.4)
+    assert json.loads((world.folder / "model.stof.json").read_text())["plugin_library"]["embedded"]
+    assert result.to_json()["mixed"]["ms"] == 1.4
+    world.ms["mixed"] = 1.6
+    result = world.make()
+    assert result.kept == "stof"
+    assert all(s.kernel for s in result.lowered.sites)
+    world.broken = ("mixed",)
+    assert world.make().kept == "stof"
+
+
+@pytest.mark.parametrize("layers", [{SITES[0]: 50.0, SITES[1]: 60.0}, {SITES[0]: 50.0}, {}])
+def test_no_mix_is_built_without_a_loser(world, layers):
+    world.layers = layers
+    assert world.make().race.mixed is None
+
+
+def test_layers_are_found_under_numbered_names():
+    sites = [SiteLowering("a", "block_sm90", dense_flops=1), SiteLowering("ab", "block_sm90", dense_flops=3)]
+    layers = {"a_12": 90.0, "ab": 50.0, "abc": 1.0}
+    assert sites_to_leave(sites, layers, 400.0, 340.0) == {"a"}  # 200 us for both: shares of 50 and 150
+    assert sites_to_leave(sites, layers, 1000.0, 340.0) == frozenset()
+    assert sites_to_leave(sites, layers, 201.0, 340.0) == frozenset(), "both lose: the plain engine has that"
+    assert sites_to_leave(sites, layers | {"a_13": 1.0}, 400.0, 340.0) == frozenset(), "which of the two it is"
 
 
 def test_errors_are_judged_by_the_plain_engine():

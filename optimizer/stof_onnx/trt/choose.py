@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from stof_onnx.errors import StofError
 from stof_onnx.kernels.select import Device
@@ -20,11 +21,10 @@ from stof_onnx.trt.build import BuildOptions, BuiltEngine, Profile, build_engine
 from stof_onnx.trt.compare import EngineError, measure, passes, worst
 from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file, save_lowered
 from stof_onnx.trt.manifest import digest, write_manifest
-from stof_onnx.trt.plugin_nodes import SiteLowering
+from stof_onnx.trt.mix import sites_to_leave
 from stof_onnx.trt.session import EngineSession, Timing
 
 _log = logging.getLogger(__name__)
-_NEVER_SLOWER = 1.0  # the stof engine is kept when its median is at most this times the plain one's
 Reference = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
@@ -32,13 +32,15 @@ Reference = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 class Candidate:
     """One engine: built, checked, timed. `problem` says why it is out of the race."""
 
-    kind: str  # "plain" or "stof"
+    kind: str  # "plain", "stof", or "mixed": with some attentions left to TensorRT
     engine: BuiltEngine | None = None
     error: EngineError | None = None
     timing: Timing | None = None
     memory: int = 0
     problem: str = ""
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)  # of each input set
+    layers: dict[str, float] = field(default_factory=dict)  # microseconds, where they were asked for
+    lowered: Lowered | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -55,33 +57,67 @@ class Candidate:
 
 
 @dataclass
+class Race:
+    """The engines that were built; `mixed` where some attentions looked faster on TensorRT's own kernels."""
+
+    plain: Candidate
+    stof: Candidate
+    mixed: Candidate | None = None
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        return [self.plain, self.stof, *([self.mixed] if self.mixed else [])]
+
+    def winner(self, keep: str = "faster") -> Candidate:
+        """The engine to keep: the fastest one that is right (stof where it is not slower than plain), or `keep`."""
+        if keep != "faster":
+            return next(c for c in self.candidates if c.kind == keep)
+        right = [c for c in self.candidates if c.engine is not None and not c.problem]
+        timed = [c for c in right if c.timing is not None]
+        order = ("stof", "mixed", "plain")  # among equals
+        key = {c.kind: (c.timing.median if c.timing else float("inf"), order.index(c.kind)) for c in right}
+        return min(timed or right or [self.plain], key=lambda c: key.get(c.kind, (0.0, 0)))
+
+
+@dataclass
 class EngineResult:
-    """What was built and kept: `kept` is "stof" or "plain"."""
+    """What was built and kept: `kept` is "stof", "mixed" or "plain"."""
 
     path: Path
     kept: str
-    plain: Candidate
-    stof: Candidate
-    sites: list[SiteLowering] = field(default_factory=list)
-    packed: int = 0
-    flattened: int = 0
+    race: Race
+
+    @property
+    def plain(self) -> Candidate:
+        return self.race.plain
+
+    @property
+    def stof(self) -> Candidate:
+        return self.race.stof
+
+    @property
+    def best(self) -> Candidate:
+        """The faster one of the engines with plugins."""
+        mixed = self.race.mixed
+        return mixed if mixed is not None and self.race.winner().kind == "mixed" else self.race.stof
+
+    @property
+    def lowered(self) -> Lowered | None:
+        """Of the kept engine, else of the stof engine."""
+        kept = next(c for c in self.race.candidates if c.kind == self.kept)
+        return kept.lowered or self.race.stof.lowered
 
     @property
     def speedup(self) -> float | None:
-        if self.plain.timing is None or self.stof.timing is None:
+        """How many times as fast the best engine with plugins is."""
+        if self.plain.timing is None or self.best.timing is None:
             return None
-        return self.plain.timing.median / self.stof.timing.median
+        return self.plain.timing.median / self.best.timing.median
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "kept": self.kept,
-            "plain": self.plain.to_json(),
-            "stof": self.stof.to_json(),
-            "packed": self.packed,
-            "flattened": self.flattened,
-            "sites": [asdict(site) for site in self.sites],
-        }
+        found: dict[str, Any] = {"path": str(self.path), "kept": self.kept, "speedup": self.speedup}
+        found |= {candidate.kind: candidate.to_json() for candidate in self.race.candidates}
+        return found | (self.lowered.to_json() if self.lowered else {"packed": 0, "flattened": 0, "sites": []})
 
 
 def make_engine(
@@ -105,12 +141,13 @@ def make_engine(
     Raises:
         StofError: neither engine can be built, or neither is right.
     """
-    plain, stof, lowered = race(source, portable, options, feeds, reference)
-    kept = {"plain": plain, "stof": stof}.get(keep) or faster(plain, stof)
+    entrants = race(source, portable, options, feeds, reference)
+    kept = entrants.winner(keep)
     if kept.engine is None or kept.problem:
-        raise StofError(f"no engine: plain: {plain.problem or 'fine'}; stof: {stof.problem or 'fine'}", str(source))
+        problems = "; ".join(f"{c.kind}: {c.problem or 'fine'}" for c in entrants.candidates)
+        raise StofError(f"no engine: {problems}", str(source))
     _write(target, kept.engine.data)
-    result = EngineResult(target, kept.kind, plain, stof, lowered.sites, lowered.packed, lowered.flattened)
+    result = EngineResult(target, kept.kind, entrants)
     write_manifest(target.with_suffix(".json"), _manifest(result, options))
     return result
 
@@ -122,30 +159,39 @@ def race(
     feeds: Sequence[dict[str, np.ndarray]],
     reference: Reference | None,
     plain: Candidate | None = None,
-) -> tuple[Candidate, Candidate, Lowered]:
-    """Builds, checks and times both engines, as `make_engine` describes it; writes nothing.
+) -> Race:
+    """Builds, checks and times the engines, as `make_engine` describes it; writes nothing.
 
     Args:
         plain: a candidate built before, in place of a new one.
     """
-    lowered = lower_file(portable, lower_options(options.precision, options.profile, availability.device()))
+    lowering = lower_options(options.precision, options.profile, availability.device())
     expected = [reference(one) for one in feeds] if reference is not None else []
-    stof, earlier = Candidate("stof"), plain
-    plain = earlier or Candidate("plain")
-    if not lowered.plugins:
-        stof.problem = "no attention was lowered"
-    with turns.building(), tempfile.TemporaryDirectory() as folder:
-        if earlier is None:
-            _build(plain, source, replace(options, plugins=None))
-        if lowered.plugins:
-            path = Path(folder) / "lowered.onnx"
-            save_lowered(lowered.model, path)
-            _build(stof, path, options)
+    found = Race(plain or Candidate("plain"), Candidate("stof", lowered=lower_file(portable, lowering)))
+    with turns.building():
+        if plain is None:
+            _build(found.plain, source, replace(options, plugins=None))
+        _build_lowered(found.stof, options)
     with turns.alone():
-        for candidate in [stof] if earlier else [plain, stof]:
-            _run(candidate, feeds)
-    _judge(plain, stof, expected, options.precision)
-    return plain, stof, lowered
+        if plain is None:
+            _run(found.plain, feeds)
+        _run(found.stof, feeds)
+    left = _to_leave(found)
+    if left:
+        found.mixed = Candidate("mixed", lowered=lower_file(portable, replace(lowering, left=left)))
+        with turns.building():
+            _build_lowered(found.mixed, options)
+        with turns.alone():
+            _run(found.mixed, feeds)
+    _judge(found, expected, options.precision)
+    return found
+
+
+def _to_leave(found: Race) -> frozenset[str]:
+    plain, stof = found.plain.timing, found.stof.timing
+    if plain is None or stof is None or found.stof.lowered is None:
+        return frozenset()
+    return sites_to_leave(found.stof.lowered.sites, found.stof.layers, 1e3 * plain.median, 1e3 * stof.median)
 
 
 def lower_options(precision: str, profile: Profile, device: Device) -> LowerOptions:
@@ -163,8 +209,20 @@ def _build(candidate: Candidate, model: Path, options: BuildOptions) -> None:
         candidate.problem = str(error)
 
 
+def _build_lowered(candidate: Candidate, options: BuildOptions) -> None:
+    lowered = candidate.lowered
+    if lowered is None or not lowered.plugins:
+        candidate.problem = "no attention was lowered"
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lowered.onnx"
+        save_lowered(lowered.model, path)
+        lowered.model = onnx.ModelProto()  # the file and the engine hold the weights
+        _build(candidate, path, options)
+
+
 def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
-    """Runs and times what was built."""
+    """Runs and times what was built; layer by layer too, where there are plugins."""
     if candidate.engine is None:
         return
     try:
@@ -174,30 +232,25 @@ def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
             candidate.outputs = [session.run(one) for one in feeds]
             candidate.timing = session.time(feeds[0])
             _log.info("%s engine: %.4f ms", candidate.kind, candidate.timing.median)
+            if candidate.lowered is not None:
+                candidate.layers = session.layer_times(feeds[0])
         finally:
             session.close()
     except StofError as error:
         candidate.problem = str(error)
 
 
-def _judge(plain: Candidate, stof: Candidate, expected: list[dict[str, np.ndarray]], precision: str) -> None:
-    """Notes both errors, and puts out of the race what is wrong."""
-    expected = expected or plain.outputs
-    for candidate in (plain, stof):
+def _judge(found: Race, expected: list[dict[str, np.ndarray]], precision: str) -> None:
+    """Notes the errors, and puts out of the race what is wrong."""
+    expected = expected or found.plain.outputs
+    for candidate in found.candidates:
         if candidate.outputs and expected:
             candidate.error = worst(map(measure, candidate.outputs, expected))
         candidate.outputs = []
-    if stof.error is not None and not passes(stof.error, plain.error, precision):
-        stof.problem = f"wrong outputs: relative error {stof.error.relative:.2e}"
-
-
-def faster(plain: Candidate, stof: Candidate) -> Candidate:
-    """The stof engine where it is right and not slower, else the plain one."""
-    if stof.problem or stof.timing is None:
-        return plain
-    if plain.timing is None or stof.timing.median <= _NEVER_SLOWER * plain.timing.median:
-        return stof
-    return plain
+        wrong = candidate.error is not None and not passes(candidate.error, found.plain.error, precision)
+        if wrong and candidate is not found.plain:
+            assert candidate.error is not None
+            candidate.problem = f"wrong outputs: relative error {candidate.error.relative:.2e}"
 
 
 def _write(target: Path, data: bytes) -> None:
@@ -212,7 +265,7 @@ def _write(target: Path, data: bytes) -> None:
 
 def _manifest(result: EngineResult, options: BuildOptions) -> dict[str, Any]:
     plugins = None
-    if result.kept == "stof" and options.plugins is not None:
+    if result.kept != "plain" and options.plugins is not None:
         path = options.plugins.resolve()
         plugins = {"path": str(path), "sha256": digest(path), "embedded": options.embed}
     return {

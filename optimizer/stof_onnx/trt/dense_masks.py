@@ -1,7 +1,7 @@
 """Masks of attentions that stay operators become dense initializers: TensorRT has no operators to decode them.
 
-After inlining, whatever is computed from the mask arrays and other constants alone is evaluated by ONNX Runtime. Nothing
-else of the model is folded: quantized weights, for instance, have to keep their DequantizeLinear.
+After inlining, whatever is computed from the mask arrays and other constants alone is evaluated by ONNX Runtime.
+Nothing else of the model is folded: quantized weights, for instance, have to keep their DequantizeLinear.
 """
 
 from __future__ import annotations
