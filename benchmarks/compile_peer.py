@@ -125,7 +125,7 @@ def milliseconds(run: Callable[[], object]) -> float:
 def main() -> None:
     """Compiles every case, waits for the gate, times every case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", required=True, metavar="MASK:BxS")
+    parser.add_argument("--case", action="append", required=True, metavar="MASK:BxS[xLAYERS]")
     parser.add_argument("--mode", action="append", help="of torch.compile; default: default")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)
@@ -139,12 +139,12 @@ def main() -> None:
         for mode in arguments.mode or ["default"]:
             for case in arguments.case:
                 kind, sizes = case.split(":")
-                batch, seq = map(int, sizes.split("x"))
-                line = {"mask": kind, "B": batch, "S": seq, "layers": arguments.layers, "mode": mode}
+                batch, seq, layers = (*map(int, sizes.split("x")), arguments.layers)[:3]
+                line = {"mask": kind, "B": batch, "S": seq, "layers": layers, "mode": mode}
                 if arguments.gate is not None and arguments.gate.exists() and prepared:
                     break
                 try:
-                    run, line["err_compile"] = prepare(kind, batch, seq, mode, arguments.layers, arguments.seed)
+                    run, line["err_compile"] = prepare(kind, batch, seq, mode, layers, arguments.seed)
                     prepared.append((line, run))
                 except Exception as error:  # the next case may still run
                     print(json.dumps(line | {"failed": str(error)[:300]}), flush=True)

@@ -177,3 +177,5 @@ def test_differences_are_measured_where_both_are_finite():
     assert error == EngineError(0.5, 0.25, 1)
     assert measure({"y": np.zeros((2, 3))}, {"y": np.zeros((2, 2))}).relative == inf
     assert measure({"y": np.ones((4, 3))}, {"y": np.ones((1, 3))}).relative == 0
+    sampled = np.ma.array([[1.0, 2.0], [3.0, 8.0]], mask=[[False, True], [True, False]])
+    assert measure({"y": np.array([[1.5, 0.0], [nan, 8.0]])}, {"y": sampled}) == EngineError(0.5, 0.0625, 0)

@@ -24,7 +24,11 @@ class EngineError:
 
 
 def measure(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> EngineError:
-    """The worst error over all outputs. A reference with fewer entries along the first axis covers the leading ones."""
+    """The worst error over all outputs.
+
+    A reference with fewer entries along the first axis covers the leading ones; a masked array covers what it does not
+    mask.
+    """
     found = []
     for name, expected in reference.items():
         want, got = expected.astype(np.float64), outputs[name].astype(np.float64)
@@ -32,6 +36,9 @@ def measure(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
             got = got[: len(want)]
         if want.shape != got.shape:
             return EngineError(float("inf"), float("inf"), int(want.size))
+        if isinstance(want, np.ma.MaskedArray):
+            seen = ~np.ma.getmaskarray(want)
+            want, got = want.data[seen], got[seen]
         both = np.isfinite(want) & np.isfinite(got)
         agree = both | (want == got) | (np.isnan(want) & np.isnan(got))
         error = float(np.abs(want[both] - got[both]).max(initial=0.0))
