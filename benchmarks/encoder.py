@@ -43,7 +43,7 @@ def build_encoder(spec: EncoderSpec, mask: np.ndarray | None) -> onnx.ModelProto
 
 def make_mask(kind: str, seq: int, block: int = 64) -> np.ndarray:
     """bool [seq, seq], True = attend: the masks of docs/benchmarks.md."""
-    q, k = np.arange(seq)[:, None], np.arange(seq)[None]
+    q, k = np.arange(seq, dtype=np.int16)[:, None], np.arange(seq, dtype=np.int16)[None]
     width = window_width(seq)
     if kind == "causal":
         return k <= q

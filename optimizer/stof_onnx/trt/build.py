@@ -29,7 +29,7 @@ class BuildOptions:
         plugins: the plugin library that the model needs, or None.
         embed: put the library into the engine (TensorRT makes it version-compatible then).
         workspace: bytes a layer may use, None for TensorRT's own limit.
-        timing_cache: file to read measured tactics from and to add new ones to.
+        timing_cache: file to read measured tactics from and to add new ones to; None shares them within the process.
         level: TensorRT's builder optimization level (0 builds fastest, 3 is its default), None for the default.
         detailed: keep layer details for the inspector.
     """
@@ -107,8 +107,7 @@ def build_engine(model: Path, options: BuildOptions) -> BuiltEngine:
     serialized = builder.build_serialized_network(network, config)
     if serialized is None:
         raise StofError("TensorRT built no engine: " + ("; ".join(log.errors[-3:]) or "no reason given"), str(model))
-    if cache is not None and options.timing_cache is not None:
-        _write(options.timing_cache, bytes(cache.serialize()))
+    _save_cache(cache, options.timing_cache)
     return BuiltEngine(bytes(serialized), time.perf_counter() - start)
 
 
@@ -162,12 +161,26 @@ def _add_profile(builder: Any, network: Any, config: Any, sizes: Profile) -> Non
     config.add_optimization_profile(profile)
 
 
+_measured = b""  # tactics of earlier builds of this process, where no file keeps them
+
+
 def _load_cache(config: Any, path: Path | None) -> Any:
-    if path is None:
-        return None
-    cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
-    config.set_timing_cache(cache, ignore_mismatch=False)
+    """Tactics that were measured before, in the file or by this process: its builds share most of their layers."""
+    known = _measured if path is None else path.read_bytes() if path.is_file() else b""
+    cache = config.create_timing_cache(known)
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        where = "engine" if path is None else str(path)
+        raise StofError("the timing cache is of another TensorRT or GPU", where, "Give another --timing-cache")
     return cache
+
+
+def _save_cache(cache: Any, path: Path | None) -> None:
+    global _measured
+    data = bytes(cache.serialize())
+    if path is None:
+        _measured = data
+    else:
+        _write(path, data)
 
 
 def _write(path: Path, data: bytes) -> None:
