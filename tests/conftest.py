@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKS = ("gpu", "trt")
 HEAD = """# Last runs on a GPU
 
-Written by `pytest -m gpu --gpu-report docs/gpu-tests.md` (and `-m trt`), not by hand; one section a mark.
+Written by `pytest -m "gpu or trt" --gpu-report docs/gpu-tests.md`, not by hand: one section a test file, replaced when
+that file runs again.
 """
 
 
@@ -41,45 +43,59 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(GpuReport(config), "gpu-report")
 
 
+@dataclass
+class FileResults:
+    """Outcomes of the marked tests of one file."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def ran(self) -> int:
+        return self.counts["passed"] + self.counts["failed"]
+
+
 class GpuReport:
-    """Counts outcomes by mark and file, and replaces the sections of the marks that ran."""
+    """Counts outcomes by file, and replaces the sections of the files that ran (not of those that were skipped whole)."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.path = Path(config.getoption("--gpu-report"))
         self.commit = config.getoption("--gpu-report-commit") or _commit()
-        self.marks: dict[str, str] = {}
-        self.counts: dict[str, dict[str, Counter[str]]] = {m: {} for m in MARKS}
+        self.marked: set[str] = set()
+        self.files: dict[str, FileResults] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            for mark in MARKS:
-                if item.get_closest_marker(mark):
-                    self.marks[item.nodeid] = mark
+        self.marked |= {item.nodeid for item in items if any(map(item.get_closest_marker, MARKS))}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        mark = self.marks.get(report.nodeid)
-        if mark and (report.when == "call" or report.outcome != "passed"):
-            file = report.nodeid.split("::")[0]
-            self.counts[mark].setdefault(file, Counter())[report.outcome] += 1
+        if report.nodeid not in self.marked:
+            return
+        file, _, test = report.nodeid.partition("::")
+        results = self.files.setdefault(file, FileResults())
+        results.seconds += report.duration
+        if report.when == "call" or report.outcome != "passed":
+            results.counts[report.outcome] += 1
+            results.failures += [test] * (report.outcome == "failed")
 
     def pytest_sessionfinish(self) -> None:
-        text = self.path.read_text() if self.path.exists() else HEAD
-        for mark, files in self.counts.items():
-            if files:
-                text = re.sub(rf"\n## {mark}\n.*?(?=\n## |\Z)", "", text, flags=re.S).rstrip() + "\n\n"
-                text += "\n".join(self._section(mark, files)) + "\n"
+        ran = {file: results for file, results in self.files.items() if results.ran}
+        if not ran:
+            return
+        parts = re.split(r"^## ", self.path.read_text(), flags=re.M)[1:] if self.path.exists() else []
+        sections = {part.split("\n", 1)[0].strip(): part for part in parts}
+        sections |= {file: "\n".join(self._section(file, results)) for file, results in ran.items()}
         staged = self.path.with_suffix(".tmp")
-        staged.write_text(text)
+        staged.write_text(HEAD + "".join(f"\n## {sections[name].strip()}\n" for name in sorted(sections)))
         staged.replace(self.path)
 
-    def _section(self, mark: str, files: dict[str, Counter[str]]) -> Iterator[str]:
+    def _section(self, file: str, results: FileResults) -> Iterator[str]:
         now = datetime.datetime.now(datetime.timezone.utc)
-        yield f"## {mark}"
+        yield file
         yield f"{now:%Y-%m-%d %H:%M} UTC, commit {self.commit}, {', '.join(_versions())}\n"
-        yield "| file | passed | failed | skipped |"
-        yield "|---|---|---|---|"
-        for file, c in sorted(files.items()):
-            yield f"| {file} | {c['passed']} | {c['failed']} | {c['skipped']} |"
+        counts = ", ".join(f"{results.counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+        yield f"{counts} in {results.seconds:.0f} s"
+        yield from (f"- failed: `{test}`" for test in results.failures)
 
 
 def _commit() -> str:

@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from stof_onnx import cli
 from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file
 
+from tests.trt.engines import Engines
 from tests.trt.plugin_reference import StofAttention
 
 
@@ -40,6 +41,11 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    return Engines.build(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.fixture

@@ -252,6 +252,18 @@ const char* AttentionCore::check(const TensorDesc* in, int32_t n, size_t& bytes,
   return nullptr;
 }
 
+const char* AttentionCore::refused_here(char* error, size_t size) const {
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+    cudaGetLastError();  // not left behind for others to find
+    return nullptr;
+  }
+  const char* const why = architecture_refusal(static_cast<Kernel>(config_.kernel), major, minor);
+  return why ? fail(error, size, "%s; this one has %d.%d", why, major, minor) : nullptr;
+}
+
 const char* AttentionCore::enqueue(const TensorDesc* in, int32_t n, const void* const* data, void* out, void* workspace,
                                    cudaStream_t stream, char* error, size_t size) const {
   AttentionParams p;

@@ -24,6 +24,14 @@ enum MaskInput : int32_t { kFullRowPtr, kFullColIdx, kPartRowPtr, kPartColIdx, k
 
 constexpr int32_t kMaxInputs = 16;  // no node has more inputs and outputs
 
+// Why `kernel` can not run on a GPU of compute capability major.minor; nullptr where it can.
+inline const char* architecture_refusal(Kernel kernel, int32_t major, int32_t minor) {
+  if (kernel == Kernel::kBlockSm90 && (major != 9 || minor != 0))
+    return "kernel block_sm90 needs a Hopper GPU (compute capability 9.0): build the engine on the GPU that it shall run on";
+  if (major < 8) return "the plugins need a GPU of compute capability 8.0 or newer";
+  return nullptr;
+}
+
 class AttentionCore {
  public:
   explicit AttentionCore(const AttentionConfig& config) : config_(config) {}
@@ -45,6 +53,9 @@ class AttentionCore {
 
   // `plan`, and whether a kernel of this build runs its outcome. Sets `workspace_bytes` when it returns nullptr.
   const char* check(const TensorDesc* inputs, int32_t num_inputs, size_t& workspace_bytes, char* error, size_t error_size) const;
+
+  // architecture_refusal for the current GPU; nullptr where there is none to ask.
+  const char* refused_here(char* error, size_t error_size) const;
 
   // Neither allocates nor synchronises. nullptr, or what went wrong, in `error`.
   const char* enqueue(const TensorDesc* inputs, int32_t num_inputs, const void* const* in, void* out, void* workspace,

@@ -31,7 +31,8 @@ class AttentionV2 final : public IPluginV2DynamicExt {
     const InputDescs descs(in, n);
     size_t bytes = 0;
     char error[256];
-    const char* const why = core_.check(descs.tensors, descs.count, bytes, error, sizeof error);
+    const char* why = core_.refused_here(error, sizeof error);
+    if (!why) why = core_.check(descs.tensors, descs.count, bytes, error, sizeof error);
     if (why) log_error("workspace", why);
     return why ? kNoWorkspaceIsEnough : bytes;
   }
@@ -49,7 +50,13 @@ class AttentionV2 final : public IPluginV2DynamicExt {
   const char* getPluginType() const noexcept override { return kPluginName; }
   const char* getPluginVersion() const noexcept override { return kPluginVersion; }
   int32_t getNbOutputs() const noexcept override { return 1; }
-  int32_t initialize() noexcept override { return 0; }
+  // When an engine is built, and when it is loaded.
+  int32_t initialize() noexcept override {
+    char error[256];
+    const char* const why = core_.refused_here(error, sizeof error);
+    if (why) log_error("initialize", why);
+    return why ? 1 : 0;
+  }
   void terminate() noexcept override {}
   size_t getSerializationSize() const noexcept override { return kSerializedBytes; }
   void serialize(void* buffer) const noexcept override { stof::serialize(core_.config(), buffer); }

@@ -77,13 +77,22 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
         core_.enqueue(descs.tensors, descs.count, inputs, outputs[0], workspace, stream, error, sizeof error);
     return why ? report("enqueue", why) : 0;
   }
-  IPluginV3* attachToContext(IPluginResourceContext*) noexcept override { return clone(); }
+  // An engine that was built elsewhere is refused when its context is made, not at its first inference.
+  IPluginV3* attachToContext(IPluginResourceContext*) noexcept override {
+    char error[256];
+    if (const char* const why = core_.refused_here(error, sizeof error)) {
+      report("context", why);
+      return nullptr;
+    }
+    return clone();
+  }
   const PluginFieldCollection* getFieldsToSerialize() noexcept override { return &fields_; }
 
  private:
   int32_t check(const char* where, const InputDescs& in, size_t& bytes) const noexcept {
     char error[256];
-    const char* const why = core_.check(in.tensors, in.count, bytes, error, sizeof error);
+    const char* why = core_.refused_here(error, sizeof error);
+    if (!why) why = core_.check(in.tensors, in.count, bytes, error, sizeof error);
     return why ? report(where, why) : 0;
   }
   static int32_t report(const char* where, const char* what) noexcept {

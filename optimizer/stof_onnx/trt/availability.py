@@ -64,12 +64,15 @@ def load_plugins(library: Path) -> None:
         return
     registry = tensorrt().get_plugin_registry()
     try:
-        registry.load_library(path)
+        handle = registry.load_library(path)
     except Exception as error:  # pybind raises what TensorRT's C++ throws
         raise StofError(f"the plugin library does not load ({error})", path) from error
     names = {(c.name, c.plugin_namespace) for c in _creators(registry)}
     if ("StofAttention", "stof") not in names:
         raise StofError("the plugin library registers no StofAttention", path, "It was built for another TensorRT")
+    if handle is None and _loaded:  # the first one's creators stay
+        advice = "Load engines with plugins of another build in another process, or embed the plugins"
+        raise StofError(f"another plugin library is loaded in this process: {', '.join(_loaded)}", path, advice)
     _loaded.add(path)
 
 

@@ -141,6 +141,9 @@ def _configure(trt: Any, builder: Any, network: Any, config: Any, options: Build
     if options.plugins is not None and options.embed:
         config.plugins_to_serialize = [str(options.plugins.resolve())]
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    sharing = getattr(getattr(trt, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
+    if sharing is not None and version() < (10,):  # several contexts at once on the one profile: default since 10
+        config.set_preview_feature(sharing, True)
     if options.detailed:
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     _add_profile(builder, network, config, options.profile)

@@ -73,6 +73,11 @@ def free_memory() -> int:
     return int(call("cudaMemGetInfo")[0])
 
 
+def copy_to_host(pointer: int, array: np.ndarray) -> None:
+    """Fills `array` from the device."""
+    call("cudaMemcpy", array.ctypes.data, pointer, array.nbytes, runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost)
+
+
 class Buffer:
     """Device memory, freed with the object."""
 
@@ -85,8 +90,7 @@ class Buffer:
         call("cudaMemcpy", self.pointer, array.ctypes.data, array.nbytes, kind)
 
     def get(self, array: np.ndarray) -> None:
-        kind = runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
-        call("cudaMemcpy", array.ctypes.data, self.pointer, array.nbytes, kind)
+        copy_to_host(self.pointer, array)
 
     def fill(self, byte: int) -> None:
         call("cudaMemset", self.pointer, byte, self.nbytes)

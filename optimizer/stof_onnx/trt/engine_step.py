@@ -19,7 +19,7 @@ from stof_onnx.trt.build import BuildOptions, Profile
 from stof_onnx.trt.choose import EngineResult, lower_options, make_engine, profile_of
 from stof_onnx.trt.compare import EngineError, measure, passes, worst
 from stof_onnx.trt.lower import EMITTED_DOMAIN, Lowered, lower_file, save_lowered
-from stof_onnx.trt.manifest import plugin_library_of, read_manifest
+from stof_onnx.trt.manifest import check_gpu, plugin_library_of, read_manifest
 from stof_onnx.trt.session import EngineSession
 from stof_onnx.verify.roles import InputRole, input_roles
 from stof_onnx.verify.samples import make_samples
@@ -111,10 +111,11 @@ def load_engine(engine: Path) -> EngineSession:
     """A session of the engine file, with the plugin library that its manifest names.
 
     Raises:
-        StofError: TensorRT or a GPU is missing, or the engine does not load.
+        StofError: TensorRT or a GPU is missing, the engine is for another GPU, or it does not load.
     """
     if reason := availability.why_no_engine():
         raise StofError(reason, str(engine))
+    check_gpu(engine, availability.device().arch)
     return EngineSession(engine, plugin_library_of(engine))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from stof_onnx.atomic import write_text
+from stof_onnx.errors import StofError
 
 
 def digest(path: Path) -> str:
@@ -34,9 +36,33 @@ def read_manifest(engine: Path) -> dict[str, Any]:
 
 
 def plugin_library_of(engine: Path) -> Path | None:
-    """The plugin library that an engine without embedded plugins names, where the file is what it was."""
-    plugins = read_manifest(engine).get("plugin_library") or {}
-    path = Path(str(plugins.get("path", "")))
-    if plugins.get("embedded", True) or not path.is_file() or digest(path) != plugins.get("sha256"):
+    """The plugin library that an engine without embedded plugins needs: STOF_PLUGIN_LIBRARY, or what its manifest names.
+
+    Raises:
+        StofError: the manifest names a file that is not there or not what it was.
+    """
+    plugins = read_manifest(engine).get("plugin_library")
+    if not isinstance(plugins, dict) or plugins.get("embedded", True):
         return None
+    if os.environ.get("STOF_PLUGIN_LIBRARY"):
+        return Path(os.environ["STOF_PLUGIN_LIBRARY"])
+    path = Path(str(plugins.get("path", "")))
+    advice = "Set STOF_PLUGIN_LIBRARY to the library of that build, or build the engine anew"
+    if not path.is_file():
+        raise StofError("the engine's plugin library is missing", str(path), advice)
+    if digest(path) != plugins.get("sha256"):
+        raise StofError("the plugin library is not the one that the engine was built with", str(path), advice)
     return path
+
+
+def check_gpu(engine: Path, arch: int) -> None:
+    """Refuses an engine whose manifest says that it is for another GPU than one of compute capability `arch` / 10.
+
+    Raises:
+        StofError: see above.
+    """
+    values = read_manifest(engine)
+    built = values.get("arch")
+    if isinstance(built, int) and built != arch:
+        what = f"built for compute capability {built / 10:.1f} ({values.get('gpu', 'unknown')}), this GPU has {arch / 10:.1f}"
+        raise StofError(what, str(engine), "Build the engine on the GPU that it shall run on")

@@ -14,6 +14,7 @@ from stof_onnx.errors import StofError
 from stof_onnx.trt import cuda
 from stof_onnx.trt.availability import load_plugins, tensorrt
 from stof_onnx.trt.build import logger
+from stof_onnx.trt.device_arrays import DeviceArray, device_array
 
 _WARM_UP = 5
 _GROUP_MS, _LEAST_TIMES, _MOST_TIMES = 0.5, 10, 2000
@@ -68,16 +69,33 @@ class EngineSession:
         if self.engine is None:
             reason = "; ".join(log.errors[-2:]) or "no reason given"
             raise StofError(f"TensorRT {trt.__version__} can not load the engine: {reason}", where, _advice(log.errors))
+        self._open(where)
+        self.memory = before - cuda.free_memory()  # bytes: weights, constants, activations
+
+    def another(self) -> EngineSession:
+        """A session of the same engine, with an execution context and a stream of its own.
+
+        Raises:
+            StofError: there is no memory for it.
+        """
+        session = object.__new__(EngineSession)
+        session._runtime, session.engine = self._runtime, self.engine
+        before = cuda.free_memory()
+        session._open("engine")
+        session.memory = before - cuda.free_memory()
+        return session
+
+    def _open(self, where: str) -> None:
         self.context = self.engine.create_execution_context()
         if self.context is None:
-            raise StofError("no execution context: " + "; ".join(log.errors[-2:]), where, "Free device memory")
-        self.memory = before - cuda.free_memory()  # bytes: weights, constants, activations
+            raise StofError("no execution context: " + "; ".join(logger().errors[-2:]), where, "Free device memory")
         self.stream = cuda.call("cudaStreamCreate")
+        mode = tensorrt().TensorIOMode
         names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
-        is_input = {n: self.engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT for n in names}
-        self.inputs = [n for n in names if is_input[n]]
-        self.outputs = [n for n in names if not is_input[n]]
+        self.inputs = [n for n in names if self.engine.get_tensor_mode(n) == mode.INPUT]
+        self.outputs = [n for n in names if n not in self.inputs]
         self._buffers: dict[str, cuda.Buffer] = {}
+        self._bound: dict[str, np.ndarray | DeviceArray] = {}  # keeps what others own alive
 
     def dtype(self, name: str) -> np.dtype:
         """The numpy dtype of an input or output."""
@@ -96,33 +114,66 @@ class EngineSession:
             shapes[name] = shape
         return shapes
 
-    def bind(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Copies the inputs to the device and allocates the outputs, poisoned.
+    def bind(self, feeds: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> None:
+        """Gives the engine its inputs, and room for its outputs.
+
+        Args:
+            feeds: values by name. Numpy arrays are copied to the device (and cast). What lies there already is taken as
+                it is: objects with `__cuda_array_interface__` or DLPack, and `DeviceArray(pointer, shape, dtype)`.
+            outputs: arrays on the device to write to; the others get buffers of the session, poisoned.
 
         Raises:
-            StofError: a missing input, or a shape outside the engine's profile.
+            StofError: a missing input, a shape outside the engine's profile, or an array on the device that does not fit.
         """
-        arrays = {}
+        outputs = outputs or {}
+        if unknown := sorted({*outputs} - {*self.outputs}):
+            raise StofError(f"the engine has no output '{unknown[0]}'", "engine", f"It has {', '.join(self.outputs)}")
+        bound: dict[str, np.ndarray | DeviceArray] = {}
         for name in self.inputs:
             if name not in feeds:
                 raise StofError(f"no values for the input '{name}'", "engine")
-            arrays[name] = np.ascontiguousarray(feeds[name].astype(self.dtype(name), copy=False))
-            if not self.context.set_input_shape(name, arrays[name].shape):
-                found = "x".join(map(str, arrays[name].shape))
-                raise StofError(f"input '{name}' of {found} is outside the engine's profile", "engine")
+            array = device_array(feeds[name], name, int(self.stream))
+            bound[name] = array or np.ascontiguousarray(np.asarray(feeds[name]).astype(self.dtype(name), copy=False))
+            self._set_shape(name, bound[name].shape)
+        for name, value in outputs.items():
+            array = device_array(value, name, int(self.stream))
+            if array is None:
+                raise StofError(f"the output '{name}' is not on the GPU", "engine", "Give an array that is, or none")
+            bound[name] = array
+        self._bound = bound
         for name in (*self.inputs, *self.outputs):
-            shape = tuple(self.context.get_tensor_shape(name))
-            if any(size < 0 for size in shape):
-                raise StofError(f"the shape of '{name}' depends on the data", "engine", "Run it with TensorRT itself")
-            nbytes = math.prod(shape) * self.dtype(name).itemsize
-            if name not in self._buffers or self._buffers[name].nbytes < nbytes:
-                self._buffers[name] = cuda.Buffer(nbytes)
-            buffer = self._buffers[name]
-            if name in arrays:
-                buffer.put(arrays[name])
+            self.context.set_tensor_address(name, self._address(name, bound.get(name)))
+
+    def _set_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        expected = tuple(self.engine.get_tensor_shape(name))
+        fits = len(shape) == len(expected) and all(e in (-1, s) for s, e in zip(shape, expected, strict=True))
+        if not fits or not self.context.set_input_shape(name, shape):
+            found = "x".join(map(str, shape)) or "no axes"
+            if -1 in expected:
+                low, _, high = ("x".join(map(str, s)) for s in self.engine.get_tensor_profile_shape(name, 0))
+                advice = f"It takes {low} to {high}"
             else:
-                buffer.fill(0xFF)
-            self.context.set_tensor_address(name, buffer.pointer)
+                advice = f"It takes {'x'.join(map(str, expected))}"
+            raise StofError(f"input '{name}' of {found} is outside the engine's profile", "engine", advice)
+
+    def _address(self, name: str, value: np.ndarray | DeviceArray | None) -> int:
+        shape = tuple(self.context.get_tensor_shape(name))
+        if any(size < 0 for size in shape):
+            raise StofError(f"the shape of '{name}' depends on the data", "engine", "Run it with TensorRT itself")
+        if isinstance(value, DeviceArray):
+            if value.dtype != self.dtype(name) or value.shape != shape:
+                found = f"{value.dtype} of {'x'.join(map(str, value.shape))}"
+                wanted = f"{self.dtype(name)} of {'x'.join(map(str, shape))}"
+                raise StofError(f"'{name}' is {found}, the engine needs {wanted}", "engine")
+            return value.pointer
+        nbytes = math.prod(shape) * self.dtype(name).itemsize
+        if name not in self._buffers or self._buffers[name].nbytes < nbytes:
+            self._buffers[name] = cuda.Buffer(nbytes)
+        if value is not None:
+            self._buffers[name].put(value)
+        else:
+            self._buffers[name].fill(0xFF)
+        return self._buffers[name].pointer
 
     def execute(self) -> None:
         """Enqueues one inference of what `bind` bound.
@@ -133,8 +184,8 @@ class EngineSession:
         if not self.context.execute_async_v3(int(self.stream)):
             raise StofError("the inference failed: " + "; ".join(logger().errors[-2:]), "engine")
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs by name."""
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Outputs by name, as numpy arrays. `feeds` as in `bind`."""
         self.bind(feeds)
         self.execute()
         cuda.call("cudaStreamSynchronize", self.stream)
@@ -145,7 +196,7 @@ class EngineSession:
         found = {}
         for name in self.outputs:
             found[name] = np.empty(tuple(self.context.get_tensor_shape(name)), self.dtype(name))
-            self._buffers[name].get(found[name])
+            cuda.copy_to_host(self.context.get_tensor_address(name), found[name])
         return found
 
     def time(self, feeds: Mapping[str, np.ndarray], seconds: float = 0.5, use_graph: bool = True) -> Timing:
@@ -154,7 +205,7 @@ class EngineSession:
         for _ in range(_WARM_UP):
             self.execute()
         cuda.call("cudaStreamSynchronize", self.stream)
-        graph = self._capture() if use_graph else None
+        graph = self.capture() if use_graph else None
         launch = self.execute if graph is None else (lambda: cuda.call("cudaGraphLaunch", graph, self.stream))
         timer = cuda.Timer(self.stream)
 
@@ -199,6 +250,7 @@ class EngineSession:
 
     def close(self) -> None:
         """Frees everything on the device."""
+        self._bound.clear()
         for buffer in self._buffers.values():
             buffer.free()
         self._buffers.clear()
@@ -206,8 +258,11 @@ class EngineSession:
         self.engine = None
         cuda.call("cudaStreamDestroy", self.stream)
 
-    def _capture(self) -> Any:
-        """The executable graph of one inference, or None where capturing is not possible."""
+    def capture(self) -> Any:
+        """The executable CUDA graph of one inference of what `bind` bound, or None where it can not be captured.
+
+        Run one inference before. The caller launches and destroys it.
+        """
         mode = cuda.runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         cuda.call("cudaStreamBeginCapture", self.stream, mode)
         try:
@@ -228,6 +283,9 @@ def _advice(errors: list[str]) -> str:
     text = " ".join(errors).lower()
     if "getplugincreator" in text or ("plugin" in text and "not found" in text):
         return "Its plugin library is not in the engine: set STOF_PLUGIN_LIBRARY, or build with --embed"
-    if "temp" in text or "permission" in text or "dlopen" in text:
-        return "Embedded plugins need a temporary directory that is writable and not noexec, or build with --no-embed"
-    return "Build it anew with this TensorRT"
+    if any(word in text for word in ("temp", "permission", "dlopen", "read-only", "no such file", "failed to map")):
+        return (
+            "Embedded plugins need a temporary directory (TMPDIR) that is writable and not noexec: name one, or build "
+            "with --no-embed"
+        )
+    return "Build it anew with this TensorRT, on this GPU"
