@@ -57,7 +57,7 @@ class FileResults:
 
 
 class GpuReport:
-    """Counts outcomes by file, and replaces the sections of the files that ran (not of those that were skipped whole)."""
+    """Counts outcomes by file, and replaces the sections of the files that ran; one that was skipped whole did not."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.path = Path(config.getoption("--gpu-report"))

@@ -1,4 +1,4 @@
-"""One engine in use: every size of its profile, contexts at once, CUDA graphs, memory, arrays on the device, bad inputs."""
+"""One engine in use: every size of its profile, contexts at once, CUDA graphs, memory, device arrays, bad inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands around an engine as docs/deployment.md gives them: ours, polygraphy's, and programs without stof-onnx."""
+"""The commands around an engine as docs/deployment.md gives them: ours, polygraphy's, and the examples."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ def test_the_cpp_example(engines: Engines, inputs: dict[str, np.ndarray], tmp_pa
     runtime = next(path for name in ("lib64", "lib") if (path := cuda / name / "libcudart_static.a").is_file())
     program = tmp_path / "run_engine"
     command = [
-        compiler, "-std=c++17", EXAMPLES / "run_engine.cpp", f"-I{headers.folder}", f"-I{cuda / 'include'}", "-o", program,
+        compiler, "-std=c++17", EXAMPLES / "run_engine.cpp", f"-I{headers.folder}", f"-I{cuda / 'include'}",
+        "-o", program,
         library, runtime, "-ldl", "-lrt", "-lpthread", "-Wl,--allow-shlib-undefined", f"-Wl,-rpath,{library.parent}",
     ]  # fmt: skip
     built = subprocess.run(list(map(str, command)), capture_output=True, text=True)

@@ -36,7 +36,7 @@ def read_manifest(engine: Path) -> dict[str, Any]:
 
 
 def plugin_library_of(engine: Path) -> Path | None:
-    """The plugin library that an engine without embedded plugins needs: STOF_PLUGIN_LIBRARY, or what its manifest names.
+    """The library that an engine without embedded plugins needs: STOF_PLUGIN_LIBRARY, or what its manifest names.
 
     Raises:
         StofError: the manifest names a file that is not there or not what it was.
@@ -64,5 +64,6 @@ def check_gpu(engine: Path, arch: int) -> None:
     values = read_manifest(engine)
     built = values.get("arch")
     if isinstance(built, int) and built != arch:
-        what = f"built for compute capability {built / 10:.1f} ({values.get('gpu', 'unknown')}), this GPU has {arch / 10:.1f}"
+        gpu = values.get("gpu", "unknown")
+        what = f"built for compute capability {built / 10:.1f} ({gpu}), this GPU has {arch / 10:.1f}"
         raise StofError(what, str(engine), "Build the engine on the GPU that it shall run on")

@@ -123,7 +123,7 @@ class EngineSession:
             outputs: arrays on the device to write to; the others get buffers of the session, poisoned.
 
         Raises:
-            StofError: a missing input, a shape outside the engine's profile, or an array on the device that does not fit.
+            StofError: a missing input, a shape outside the profile, or an array on the device that does not fit.
         """
         outputs = outputs or {}
         if unknown := sorted({*outputs} - {*self.outputs}):
