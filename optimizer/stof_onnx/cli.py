@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("engine", type=Path, help="the engine")
     command.add_argument("--against", type=Path, metavar="FILE", help="another engine, or an ONNX model built plain")
-    command.add_argument("--seed", type=int, metavar="N", help="of the random inputs")
+    command.add_argument("--seed", type=_seed, metavar="N", help="of the random inputs")
 
     _plugin_parser(
         commands.add_parser(
@@ -262,7 +262,7 @@ def _engine(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--arch",
-        type=int,
+        type=_architecture,
         default=0,
         metavar="SM",
         help="GPU that --emit-lowered is for (default: the local one's, else 90)",
@@ -316,7 +316,7 @@ def _comparison(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="random input sets, more with padding (%(default)s)",
     )
-    group.add_argument("--seed", type=int, metavar="N", help="of the random inputs (default: a fresh one, reported)")
+    group.add_argument("--seed", type=_seed, metavar="N", help="of the random inputs (default: a fresh one, reported)")
     group.add_argument("--atol", type=_tolerance, metavar="X", help="absolute tolerance instead of the default rule")
     group.add_argument("--rtol", type=_tolerance, metavar="X", help="relative tolerance instead of the default rule")
     group.add_argument("--load-inputs", type=Path, metavar="FILE", help="polygraphy JSON with inputs to compare on")
@@ -325,17 +325,41 @@ def _comparison(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # also of thousands of digits
+        raise argparse.ArgumentTypeError(f"not a whole number: {text[:40]}") from None
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
 def _tolerance(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError("must be a finite number, at least 0")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = _whole(text)
+    if not 0 <= value < 1 << 64:
+        raise argparse.ArgumentTypeError("must be at least 0, and below 2^64")
+    return value
+
+
+def _architecture(text: str) -> int:
+    value = _whole(text)
+    if not 80 <= value <= 999:
+        raise argparse.ArgumentTypeError("must be a compute capability times ten, at least 80 (8.0)")
     return value
 
 
@@ -343,9 +367,12 @@ def _size(text: str) -> int:
     units = {"K": 10, "M": 20, "G": 30, "T": 40}
     shift = units.get(text[-1:].upper(), 0)
     try:
-        return int(float(text[:-1] if shift else text) * (1 << shift))
+        value = float(text[:-1] if shift else text) * (1 << shift)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"not a size: {text}") from None
+        value = 0.0
+    if not 1 <= value < 1 << 60:  # NaN neither
+        raise argparse.ArgumentTypeError(f"not a size: {text}. Write it in bytes, or as 512M or 4G")
+    return int(value)
 
 
 if __name__ == "__main__":

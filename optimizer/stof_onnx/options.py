@@ -10,6 +10,7 @@ from pathlib import Path
 from stof_onnx.errors import StofError
 
 _DIMS = re.compile(r"\d+(x\d+)*")
+_MOST_DIGITS = 9  # of a size: below 2^31, which TensorRT and the mask format hold
 _SHAPE_HELP = "Write --shape NAME:DIMS with DIMS like 1x128; MIN:MAX or MIN:OPT:MAX give a range, e.g. ids:1x16:8x512"
 
 
@@ -56,6 +57,9 @@ class ShapeSpec:
         for count in (1, 2, 3):
             name, groups = ":".join(parts[:-count]), parts[-count:]
             if len(parts) <= count or not name or not all(_DIMS.fullmatch(g) for g in groups):
+                continue
+            if any(len(d.lstrip("0")) > _MOST_DIGITS for g in groups for d in g.split("x")):
+                problem = f"an axis has at most {10**_MOST_DIGITS - 1} elements"
                 continue
             sizes = [tuple(int(d) for d in g.split("x")) for g in groups]
             if len({len(s) for s in sizes}) != 1:

@@ -9,7 +9,8 @@ from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.errors import StofError
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import LoadedModel, load_model
-from stof_onnx.graph.save import check_other_targets, check_target, stage_model
+from stof_onnx.graph.read import read_proto
+from stof_onnx.graph.save import check_data_files, check_other_targets, check_target, data_file, stage_model
 from stof_onnx.graph.softmax import rejoin_softmax
 from stof_onnx.options import OptimizeOptions
 from stof_onnx.pictures import draw_masks
@@ -18,6 +19,7 @@ from stof_onnx.report import Report
 from stof_onnx.trt.availability import why_no_engine
 from stof_onnx.trt.bench import EngineBench, bench_engine
 from stof_onnx.trt.engine_step import ENGINE_SUFFIX, build_engines, emit_lowered, verify_engine
+from stof_onnx.trt.manifest import manifest_of
 from stof_onnx.verify.run import Probes, verify_files, verify_staged
 
 
@@ -32,19 +34,14 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
     """
     report = Report("optimize", path, output)
     check_target(output, path)
-    check_other_targets(
-        {
-            "lowered model": options.engine.emit_lowered,
-            "engine": _engine_target(options, output),
-            "timing cache": options.engine.timing_cache,
-            "report": options.report,
-        },
-        {"input": path, "output": output},
-    )
+    targets = _other_targets(options, output)
+    taken = {"input": path, "loaded inputs": options.load_inputs, "output": output, "output's data": data_file(output)}
+    check_other_targets(targets, taken)
     if options.engine.wanted and (reason := why_no_engine()):
         raise StofError(f"no engine can be built here: {reason}", "--engine", "Leave --engine out for the ONNX file")
     with progress.step("load", report.timings):
         model = load_model(path)
+        check_data_files(targets, model.proto, model.base_dir)
         apply_shapes(model, options.shapes)
         rejoin_softmax(model)
     with progress.step("match", report.timings):
@@ -88,10 +85,19 @@ def _engine(report: Report, model: LoadedModel, output: Path, options: OptimizeO
     report.no_engine = reason
 
 
-def _engine_target(options: OptimizeOptions, output: Path) -> Path | None:
-    if options.engine.wanted is False or why_no_engine():
-        return options.engine.path
-    return options.engine.path or output.with_suffix(ENGINE_SUFFIX)
+def _other_targets(options: OptimizeOptions, output: Path) -> dict[str, Path | None]:
+    """Every file that a run of `optimize` may write beside its output."""
+    wishes, engine = options.engine, options.engine.path
+    if engine is None and wishes.wanted is not False and not why_no_engine():
+        engine = output.with_suffix(ENGINE_SUFFIX)
+    return {
+        "lowered model": wishes.emit_lowered,
+        "lowered model's data": wishes.emit_lowered and data_file(wishes.emit_lowered),
+        "engine": engine,
+        "engine's manifest": engine and manifest_of(engine),
+        "timing cache": wishes.timing_cache,
+        "report": options.report,
+    }
 
 
 def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
@@ -101,9 +107,11 @@ def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
         StofError: bad input.
     """
     report = Report("inspect", path)
-    check_other_targets({"report": options.report}, {"input": path})
+    targets = {"report": options.report}
+    check_other_targets(targets, {"input": path})
     with progress.step("load", report.timings):
         model = load_model(path)
+        check_data_files(targets, model.proto, model.base_dir)
         apply_shapes(model, options.shapes)
         rejoin_softmax(model)
     with progress.step("match", report.timings):
@@ -123,13 +131,20 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
         StofError: bad input, or a comparison that is not possible.
     """
     report = Report("verify", path, other)
-    check_other_targets({"report": options.report}, {"input": path, "output": other})
+    targets = {"report": options.report}
+    check_other_targets(targets, {"input": path, "compared": other, "loaded inputs": options.load_inputs})
     if other.suffix == ENGINE_SUFFIX:
+        unused = {"--shape": options.shapes, "--atol": options.atol, "--rtol": options.rtol}
+        if given := [name for name, value in unused.items() if value not in (None, ())]:
+            advice = "It is run at the sizes it was tuned for, and judged by what its precision allows"
+            raise StofError("does not apply to an engine", given[0], advice)
         with progress.step("verify", report.timings):
-            report.engine_check = verify_engine(path, other, options.seed)
+            report.engine_check = verify_engine(path, other, options.seed, options.load_inputs)
         return report
     with progress.step("load", report.timings):
         model = load_model(path)
+        check_data_files(targets, model.proto, model.base_dir)
+        check_data_files(targets, read_proto(other), other.parent)
         apply_shapes(model, options.shapes)
         rejoin_softmax(model)
     with progress.step("match", report.timings):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stof_onnx import __version__
-from stof_onnx.atomic import write_text
 from stof_onnx.attention.types import AttentionMatch, BiasKind, KvKind, MaskedRow, Refusal
+from stof_onnx.files import write_text
 from stof_onnx.graph.model import LoadedModel
 from stof_onnx.mask.encoded import EncodedMask
 from stof_onnx.mask.statistics import MaskStats, statistics
@@ -24,6 +26,8 @@ from stof_onnx.trt.engine_step import EngineCheck
 from stof_onnx.trt.lower import Lowered
 from stof_onnx.verify.result import Verification
 
+_MASK_LIMIT = -1e4  # the largest constant that counts as a mask
+_LOOKS_HIDDEN, _SHARE = -10.0, 0.05  # a bias of at most this value in at least this share of its places looks like one
 _LIBRARIES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "polygraphy", "numpy", "tensorrt")
 
 
@@ -75,7 +79,20 @@ class Site:
             masked_row=MaskedRow(match.masked_row).value if empty_rows else "none",
             distinct_masks=match.mask.n_masks if match.mask else 0,
             score_bound=None if math.isinf(match.score_bound) else match.score_bound,
-            notes=list(match.notes),
+            notes=[*match.notes, *_mask_like_bias(match)],
+        )
+
+
+def _mask_like_bias(match: AttentionMatch) -> Iterator[str]:
+    """One line where a constant bias looks like a mask (a low value in many places) but is not low enough for one."""
+    values = match.bias.array
+    if values is None:
+        return
+    low = float(np.min(values, initial=0.0, where=np.isfinite(values)))
+    if _LOOKS_HIDDEN >= low > _MASK_LIMIT and np.count_nonzero(values == low) >= _SHARE * values.size:
+        yield (
+            f"the value {low:g} added to scores is a bias, not a mask "
+            f"(values above {_MASK_LIMIT:g} are added exactly): no key is skipped for it"
         )
 
 

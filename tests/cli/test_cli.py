@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from stof_onnx import __version__, cli
 
+from benchmarks.encoder import EncoderSpec, build_encoder
 from tests.graph.builders import linear, save_external
 from tests.verify.models import attention
 
@@ -143,6 +145,114 @@ def test_no_other_file_replaces_a_model(option: str, what: str, model: Path, cap
     if option != "--report":
         arguments = ["optimize", str(model), option, str(folder / "x"), "--report", str(folder / "x")]
         _refused(arguments, f"the report is the {what} file", folder, capsys)
+
+
+OPTIONS = ["--report", "--emit-lowered", "--timing-cache", "--engine"]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_file_of_a_run_replaces_the_weights(
+    option: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stof_onnx.pipeline.why_no_engine", lambda: "")
+    model, data = tmp_path / "m.onnx", tmp_path / "weights.bin"
+    save_external(linear(), model)
+    (tmp_path / "link").symlink_to(data)
+    for target in (data, tmp_path / "link"):
+        command = ["optimize", str(model), "-o", str(tmp_path / "o.onnx"), option, str(target)]
+        _refused(command, "is a data file of the input", tmp_path, capsys)
+    if option == "--report":
+        for command in (["inspect", str(model)], ["verify", str(model), str(model)]):
+            _refused([*command, option, str(data)], "the report is a data file of the input", tmp_path, capsys)
+
+
+def test_derived_files_collide_with_none(model: Path, capsys: Captured) -> None:
+    """The engine's manifest, and the files that weights go to."""
+    folder = model.parent
+    for option, name, other in (
+        ("--engine", "x.engine", "x.json"),
+        ("--emit-lowered", "x.onnx", "x.onnx.data"),
+        ("-o", "x.onnx", "x.onnx.data"),
+    ):
+        command = ["optimize", str(model), option, str(folder / name), "--report", str(folder / other)]
+        _refused(command, "the report is the ", folder, capsys)
+    command = ["optimize", str(model), "--engine", str(folder / "m.x"), "-o", str(folder / "m.json")]
+    _refused(command, "the engine's manifest is the output file", folder, capsys)
+    (folder / "in.json").write_text("[]")
+    command = ["verify", str(model), str(model), "--load-inputs", str(folder / "in.json")]
+    _refused([*command, "--report", str(folder / "in.json")], "is the loaded inputs file", folder, capsys)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_file_is_not_read(kind: str, model: Path, capsys: Captured) -> None:
+    """In particular nothing waits for the other end of a pipe."""
+    folder = model.parent
+    source = {"folder": folder / "sub.onnx", "pipe": folder / "pipe.onnx", "device": Path("/dev/zero")}[kind]
+    (folder / "sub.onnx").mkdir()
+    os.mkfifo(folder / "pipe.onnx")
+    message = f"{source}: is a {'folder' if kind == 'folder' else 'device or a pipe'}"
+    for command in (
+        ["optimize", str(source), "-o", str(folder / "o.onnx")],
+        ["inspect", str(source)],
+        ["verify", str(source), str(model)],
+        ["verify", str(model), str(source)],
+        ["verify", str(model), str(model), "--load-inputs", str(source)],
+        ["bench", str(source)],
+    ):
+        _refused(command, message, folder, capsys)
+
+
+def test_a_model_on_a_pipe_of_standard_input_is_refused(model: Path) -> None:
+    command = [sys.executable, "-m", "stof_onnx.cli", "inspect", "/dev/stdin"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(command, input=model.read_bytes(), capture_output=True, timeout=60, env=environment)
+    assert done.returncode == 2 and b"/dev/stdin: is a device or a pipe" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--shape", "x:1x12345678901234567890", "at most 999999999"),
+        ("--shape", "x:" + "9" * 5000, "at most 999999999"),
+        ("--seed", "-1", "at least 0"),
+        ("--seed", "9" * 5000, "not a whole number"),
+        ("--seed", "x", "not a whole number: x"),
+        ("--samples", "0", "at least 1"),
+        ("--samples", "1.5", "not a whole number: 1.5"),
+        ("--memory-limit", "infG", "not a size: infG"),
+        ("--memory-limit", "nan", "not a size: nan"),
+        ("--memory-limit", "-4G", "not a size: -4G"),
+        ("--memory-limit", "0", "not a size: 0"),
+        ("--memory-limit", "1e300", "not a size"),
+        ("--memory-limit", "G", "not a size: G"),
+        ("--workspace", "1e30T", "not a size"),
+        ("--arch", "-90", "compute capability times ten"),
+        ("--arch", "9.0", "not a whole number"),
+        ("--builder-level", "7", "invalid choice"),
+        ("--atol", "x", "finite number"),
+    ],
+)
+def test_bad_numbers_are_one_message(option: str, value: str, message: str, model: Path, capsys: Captured) -> None:
+    try:
+        code = cli.main(["optimize", str(model), f"{option}={value}"])
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    printed = capsys.readouterr().err
+    assert code == 2 and message in printed.splitlines()[-1]
+    assert "internal" not in printed and "Traceback" not in printed and "_" not in printed.splitlines()[-1]
+
+
+def test_a_bias_that_is_no_mask_says_so(tmp_path: Path, capsys: Captured) -> None:
+    spec, allowed = EncoderSpec(1, 32, 4, 1, 64), np.tri(64, dtype=bool)
+    for low, said in ((-100.0, True), (-1e4, False)):
+        proto = build_encoder(spec, allowed)
+        mask = next(t for t in proto.graph.initializer if t.name == "mask")
+        mask.CopyFrom(onnx.numpy_helper.from_array(np.where(allowed, 0, low).astype(np.float32)[None, None], "mask"))
+        onnx.save(proto, str(tmp_path / "m.onnx"))
+        assert cli.main(["inspect", str(tmp_path / "m.onnx")]) == 0
+        printed = capsys.readouterr().out
+        assert ("the value -100 added to scores is a bias, not a mask" in printed) == said
+        assert ("mask none" in printed) == said
 
 
 def test_nothing_to_replace(model: Path, capsys: Captured) -> None:

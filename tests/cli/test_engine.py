@@ -56,6 +56,10 @@ def test_emit_lowered_needs_neither(model: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["bench", "x.engine"], ["verify", "model.onnx", "x.engine"]])
-def test_engines_can_not_be_run_here(command: list[str], capsys: Captured) -> None:
+def test_engines_can_not_be_run_here(
+    command: list[str], model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    Path("x.engine").write_bytes(b"an engine")
     assert cli.main(command) == 2
     assert "x.engine" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(StofError, match="no such file"):
         load_model(tmp_path / "none.onnx")
-    with pytest.raises(StofError, match="can not be read"):
+    with pytest.raises(StofError, match="is a folder"):
         load_model(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import subprocess
 import sys
@@ -29,7 +30,10 @@ class Other:
 
     def __init__(self, kind: str, lock: Path) -> None:
         command = [sys.executable, "-c", HOLD, kind, str(lock)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
+        )
         assert self.process.stdout.readline() == b"ready\n"
 
     def wait(self) -> None:

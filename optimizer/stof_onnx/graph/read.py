@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from onnx import checker
 
 from stof_onnx.errors import StofError
+from stof_onnx.files import check_source
 from stof_onnx.graph.check import check_file, check_proto
 from stof_onnx.graph.external import check_external_files
 from stof_onnx.graph.repair import mend
@@ -20,6 +21,7 @@ def read_valid(path: Path) -> tuple[onnx.ModelProto, list[str]]:
     Raises:
         StofError: not a readable ONNX model, missing external data, or a model that no repair makes valid.
     """
+    check_source(path)
     problem = _check(path)  # first: the checker has a copy of its own, and needs the memory
     proto = read_proto(path)
     check_external_files(proto, path.parent)
@@ -55,6 +57,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
         StofError: missing, empty, truncated or not an ONNX model.
     """
     where = str(path)
+    check_source(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+import onnx
+
 from stof_onnx.errors import StofError
 from stof_onnx.graph.check import check_graph
 from stof_onnx.graph.export import export_model
@@ -37,7 +39,7 @@ class StagedModel:
         self._folder = folder
         self.target = target
         self.path = folder / target.name
-        self._files = [self.path.with_name(target.name + ".data")] * has_data + [self.path]
+        self._files = [data_file(self.path)] * has_data + [self.path]
 
     def commit(self) -> None:
         """Puts the files in place (each by one rename; the data file first)."""
@@ -64,9 +66,7 @@ def stage_model(model: LoadedModel, path: str | Path) -> StagedModel:
     """
     target = Path(path)
     check_target(target, model.path)
-    for file in external_files(model.proto, model.base_dir):
-        if same_file(file, target) or same_file(file, target.with_name(target.name + ".data")):
-            raise StofError("the output would overwrite a data file of the input", str(file), "Choose another name")
+    check_data_files({"output": target, "output's data": data_file(target)}, model.proto, model.base_dir)
     exported = export_model(model)
     check_graph(exported.proto, exported.initializers)
     try:
@@ -122,6 +122,24 @@ def check_other_targets(targets: Mapping[str, Path | None], models: Mapping[str,
             problem = f"the {what} can not be written: the folder {path.parent} does not exist"
             raise StofError(problem, str(path), "Choose another name")
         taken[what] = path
+
+
+def check_data_files(targets: Mapping[str, Path | None], proto: onnx.ModelProto, base_dir: Path) -> None:
+    """Refuses targets that are files which the model's weights lie in.
+
+    Raises:
+        StofError: see above.
+    """
+    files = external_files(proto, base_dir)
+    for what, path in targets.items():
+        for file in files:
+            if path is not None and same_file(path, file):
+                raise StofError(f"the {what} is a data file of the input", str(path), "Choose another name")
+
+
+def data_file(path: Path) -> Path:
+    """Where the weights of the model at `path` are written when they do not go into it."""
+    return path.with_name(path.name + ".data")
 
 
 def same_file(a: Path, b: Path) -> bool:

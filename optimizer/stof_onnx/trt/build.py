@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stof_onnx.errors import StofError
+from stof_onnx.files import read_source, write_bytes
 from stof_onnx.options import DimRange
 from stof_onnx.trt.availability import load_plugins, tensorrt, version
 
@@ -169,7 +170,7 @@ _measured = b""  # tactics of earlier builds of this process, where no file keep
 
 def _load_cache(config: Any, path: Path | None) -> Any:
     """Tactics that were measured before, in the file or by this process: its builds share most of their layers."""
-    known = _measured if path is None else path.read_bytes() if path.is_file() else b""
+    known = _measured if path is None else read_source(path) if path.exists() else b""
     cache = config.create_timing_cache(known)
     if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
         where = "engine" if path is None else str(path)
@@ -183,14 +184,4 @@ def _save_cache(cache: Any, path: Path | None) -> None:
     if path is None:
         _measured = data
     else:
-        _write(path, data)
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StofError(f"can not be written ({error.strerror})", str(path), "Choose another place") from error
+        write_bytes(path, data)

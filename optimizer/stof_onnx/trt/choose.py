@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,13 +13,14 @@ import numpy as np
 import onnx
 
 from stof_onnx.errors import StofError
+from stof_onnx.files import write_bytes
 from stof_onnx.kernels.select import Device
 from stof_onnx.options import DimRange
 from stof_onnx.trt import availability, cuda, turns
 from stof_onnx.trt.build import BuildOptions, BuiltEngine, Profile, build_engine, tactic_sources
 from stof_onnx.trt.compare import EngineError, measure, passes, worst
 from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file, save_lowered
-from stof_onnx.trt.manifest import digest, write_manifest
+from stof_onnx.trt.manifest import digest, manifest_of, write_manifest
 from stof_onnx.trt.mix import sites_to_leave
 from stof_onnx.trt.session import EngineSession, Timing
 
@@ -146,9 +146,9 @@ def make_engine(
     if kept.engine is None or kept.problem:
         problems = "; ".join(f"{c.kind}: {c.problem or 'fine'}" for c in entrants.candidates)
         raise StofError(f"no engine: {problems}", str(source))
-    _write(target, kept.engine.data)
+    write_bytes(target, kept.engine.data)
     result = EngineResult(target, kept.kind, entrants)
-    write_manifest(target.with_suffix(".json"), _manifest(result, options))
+    write_manifest(manifest_of(target), _manifest(result, options))
     return result
 
 
@@ -253,16 +253,6 @@ def _judge(found: Race, expected: list[dict[str, np.ndarray]], precision: str) -
             candidate.problem = f"wrong outputs: relative error {candidate.error.relative:.2e}"
 
 
-def _write(target: Path, data: bytes) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StofError(f"can not be written ({error.strerror})", str(target), "Choose another place") from error
-
-
 def _manifest(result: EngineResult, options: BuildOptions) -> dict[str, Any]:
     plugins = None
     if result.kept != "plain" and options.plugins is not None:
@@ -270,6 +260,7 @@ def _manifest(result: EngineResult, options: BuildOptions) -> dict[str, Any]:
         plugins = {"path": str(path), "sha256": digest(path), "embedded": options.embed}
     return {
         "engine": result.path.name,
+        "sha256": digest(result.path),
         "kept": result.kept,
         "tensorrt": availability.tensorrt().__version__,
         "gpu": cuda.name(),

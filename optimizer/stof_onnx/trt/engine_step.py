@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from stof_onnx.errors import StofError
+from stof_onnx.files import check_source
 from stof_onnx.graph.model import LoadedModel
+from stof_onnx.graph.read import read_proto
 from stof_onnx.kernels.select import Device
 from stof_onnx.options import DimRange, EngineWishes
 from stof_onnx.trt import availability, plugin_build
@@ -22,6 +23,7 @@ from stof_onnx.trt.lower import EMITTED_DOMAIN, Lowered, lower_file, save_lowere
 from stof_onnx.trt.manifest import check_gpu, plugin_library_of, read_manifest
 from stof_onnx.trt.session import EngineSession
 from stof_onnx.verify.roles import InputRole, input_roles
+from stof_onnx.verify.run import loaded_samples
 from stof_onnx.verify.samples import make_samples
 from stof_onnx.verify.session import Runner
 
@@ -113,22 +115,26 @@ def load_engine(engine: Path) -> EngineSession:
     Raises:
         StofError: TensorRT or a GPU is missing, the engine is for another GPU, or it does not load.
     """
+    check_source(engine)
     if reason := availability.why_no_engine():
         raise StofError(reason, str(engine))
     check_gpu(engine, availability.device().arch)
     return EngineSession(engine, plugin_library_of(engine))
 
 
-def verify_engine(model: Path, engine: Path, seed: int | None) -> EngineCheck:
-    """Runs both on the same random inputs at the sizes the engine was tuned for.
+def verify_engine(model: Path, engine: Path, seed: int | None, load_inputs: Path | None) -> EngineCheck:
+    """Runs both on the same inputs: random ones at the sizes the engine was tuned for, or those of a polygraphy file.
 
     Raises:
         StofError: one of them can not be run.
     """
+    proto = read_proto(model)
     session = load_engine(engine)
-    proto = onnx.load(str(model), load_external_data=False)
-    fixed = {n: tuple(DimRange(d, d, d) for d in shape) for n, shape in session.opt_shapes().items()}
-    feeds = opt_feeds(input_roles(proto, ()), fixed, seed)
+    if load_inputs is not None:
+        feeds = [sample.feeds for sample in loaded_samples(load_inputs, proto)]
+    else:
+        fixed = {n: tuple(DimRange(d, d, d) for d in shape) for n, shape in session.opt_shapes().items()}
+        feeds = opt_feeds(input_roles(proto, ()), fixed, seed)
     runner = Runner(proto, model.parent)
     error = worst(measure(session.run(one), runner.run(one)) for one in feeds)
     precision = str(read_manifest(engine).get("precision", "fp16"))

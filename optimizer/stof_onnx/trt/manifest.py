@@ -8,13 +8,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stof_onnx.atomic import write_text
 from stof_onnx.errors import StofError
+from stof_onnx.files import write_text
 
 
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            total.update(block)
+    return total.hexdigest()
+
+
+def manifest_of(engine: Path) -> Path:
+    """Where the manifest of an engine lies."""
+    return engine.with_suffix(".json")
 
 
 def write_manifest(path: Path, values: dict[str, Any]) -> None:
@@ -27,12 +36,14 @@ def write_manifest(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_manifest(engine: Path) -> dict[str, Any]:
-    """The manifest beside `engine`; empty where there is none."""
+    """The manifest beside `engine`; empty where there is none, or one of another engine."""
     try:
-        values = json.loads(engine.with_suffix(".json").read_text())
+        values = json.loads(manifest_of(engine).read_text())
+        if not isinstance(values, dict) or values.get("sha256", "") not in ("", digest(engine)):
+            return {}
     except (OSError, ValueError):
         return {}
-    return values if isinstance(values, dict) else {}
+    return values
 
 
 def plugin_library_of(engine: Path) -> Path | None:

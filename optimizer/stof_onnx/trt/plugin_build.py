@@ -1,7 +1,8 @@
 """The plugin library: built once for each state of the sources, TensorRT version and set of architectures, and cached.
 
 The cache holds one folder a library, `<source hash>-trt<version>-sm<architectures>/`, with `libstof_plugins.so` and
-`build.json`. A folder appears whole, by a rename; a lock keeps two processes from building the same one.
+`build.json`, and `libstof_register.so` for programs that only dlopen plugin libraries. A folder appears whole, by a
+rename; a lock keeps two processes from building the same one, and whoever holds it removes what a killed build left.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from stof_onnx.errors import StofError
 from stof_onnx.trt import toolchain
 from stof_onnx.trt.plugin_sources import source_hash, source_root
 
 LIBRARY = "libstof_plugins.so"
+REGISTER = "libstof_register.so"
 ARCHITECTURES = "80;90a"
 _RECORD = "build.json"
 
@@ -110,7 +114,7 @@ def plugin_library(
         return chosen
     wanted = target(tensorrt_version, include_dir, architectures)
     if not wanted.library.is_file():
-        with _lock(wanted.folder):
+        with _lock(wanted.folder, say):
             if not wanted.library.is_file():
                 _build(wanted, say)
     return wanted.library
@@ -149,7 +153,7 @@ def _check_adapter(library: Path, version: toolchain.Version) -> None:
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = (folder.parent / f"{folder.name}.lock").open("w")
@@ -157,7 +161,11 @@ def _lock(folder: Path) -> Iterator[None]:
         advice = "Set STOF_CACHE_DIR to a folder that can be written"
         raise StofError(f"the cache can not be written ({error.strerror})", str(folder.parent), advice) from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process builds the same plugins: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -167,7 +175,10 @@ def _build(wanted: Target, say: Callable[[str], None]) -> None:
     compiler = f"{nvcc.version[0]}.{nvcc.version[1]}"
     say(f"building the plugins for TensorRT {wanted.headers.text} with nvcc {compiler} (minutes, once)")
     log = wanted.folder.parent / f"{wanted.folder.name}.log"
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=wanted.folder.parent) as name:
+    prefix = f".build-{wanted.folder.name}-"
+    for left in wanted.folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=wanted.folder.parent) as name:
         work, staged = Path(name) / "work", Path(name) / "library"
         configure = [
             str(cmake), "-S", str(wanted.sources / "trt_plugins"), "-B", str(work), "-G", generator,
@@ -182,14 +193,15 @@ def _build(wanted: Target, say: Callable[[str], None]) -> None:
             configure += [f"-DCUDAToolkit_ROOT={nvcc.wheel_root}", f"-DCUDA_CUDART={libraries / 'libcudart_static.a'}"]
             environment["LIBRARY_PATH"] = f"{libraries}:{environment.get('LIBRARY_PATH', '')}".rstrip(":")
         jobs = environment.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(min(os.cpu_count() or 1, 8))
-        compile_ = [str(cmake), "--build", str(work), "--target", "stof_plugins", "--parallel", jobs]
+        compile_ = [str(cmake), "--build", str(work), "--target", "stof_plugins", "stof_register", "--parallel", jobs]
         with log.open("w") as output:
             for command in (configure, compile_):
-                if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode != 0:
+                if _run(command, output, environment) != 0:
                     output.flush()
                     raise StofError(f"the build failed:\n{_errors(log)}\n", "plugin build", f"The whole log: {log}")
         staged.mkdir()
-        shutil.copy2(work / LIBRARY, staged / LIBRARY)
+        for library in (LIBRARY, REGISTER):
+            shutil.copy2(work / library, staged / library)
         record = BuildRecord(
             source_hash=wanted.source_hash,
             tensorrt=wanted.headers.text,
@@ -202,6 +214,20 @@ def _build(wanted: Target, say: Callable[[str], None]) -> None:
             shutil.rmtree(wanted.folder)
         staged.rename(wanted.folder)
     log.unlink()
+
+
+def _run(command: list[str], output: IO[str], environment: dict[str, str]) -> int:
+    """The exit status; an interrupted build takes its compilers with it."""
+    process = subprocess.Popen(
+        command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+    )
+    try:
+        return process.wait()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _errors(log: Path, most: int = 12) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stof_onnx.errors import StofError
+from stof_onnx.files import read_source
 from stof_onnx.trt import cuda
 from stof_onnx.trt.availability import load_plugins, tensorrt
 from stof_onnx.trt.build import logger
@@ -56,10 +57,7 @@ class EngineSession:
         where = str(engine) if isinstance(engine, Path) else "engine"
         if plugins is not None:
             load_plugins(plugins)
-        try:
-            data = engine.read_bytes() if isinstance(engine, Path) else engine
-        except OSError as error:
-            raise StofError(f"can not be read ({error.strerror})", where) from error
+        data = read_source(engine) if isinstance(engine, Path) else engine
         log = logger()
         log.errors.clear()
         before = cuda.free_memory()

@@ -44,7 +44,8 @@ def lock_file() -> Path:
 @contextmanager
 def _locked(exclusive: bool) -> Iterator[None]:
     try:
-        handle = os.open(lock_file(), os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        handle = os.open(lock_file(), flags, 0o600)
     except OSError:
         handle = -1
     try:

@@ -14,6 +14,7 @@ from polygraphy.json import load_json
 
 from stof_onnx.attention.types import AttentionMatch
 from stof_onnx.errors import StofError
+from stof_onnx.files import check_source
 from stof_onnx.graph.model import LoadedModel
 from stof_onnx.graph.read import read_valid
 from stof_onnx.graph.save import StagedModel
@@ -107,7 +108,7 @@ def _samples(
 ) -> tuple[int | None, list[Sample]]:
     """The seed (None for inputs from a file) and the input sets; `largest`: only the largest sizes."""
     if options.load_inputs is not None:
-        return None, _loaded_samples(options.load_inputs, proto)
+        return None, loaded_samples(options.load_inputs, proto)
     seed = secrets.randbits(32) if options.seed is None else options.seed
     roles = input_roles(proto, probes.paddings)
     keep_rows = probes.visible if options.assume_no_empty_rows else None
@@ -116,8 +117,13 @@ def _samples(
     return seed, make_samples(roles, ranges, options.samples, keep_rows, np.random.default_rng(seed))
 
 
-def _loaded_samples(path: Path, proto: onnx.ModelProto) -> list[Sample]:
-    """The input sets of a polygraphy JSON file (as `polygraphy run --save-inputs` writes it)."""
+def loaded_samples(path: Path, proto: onnx.ModelProto) -> list[Sample]:
+    """The input sets of a polygraphy JSON file (as `polygraphy run --save-inputs` writes it).
+
+    Raises:
+        StofError: it is none, or not of this model.
+    """
+    check_source(path)
     try:
         loaded = load_json(str(path))
     except Exception as error:  # polygraphy raises several types

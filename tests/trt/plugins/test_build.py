@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ if [ "$1" = --build ]; then
   sleep 0.5
   {outcome}
   printf '\\0getCreators\\0' > "$2/libstof_plugins.so"
+  printf register > "$2/libstof_register.so"
 else
   for argument; do [ -z "$next" ] || mkdir -p "$argument"; next=; [ "$argument" != -B ] || next=1; done
 fi
@@ -130,6 +133,34 @@ def test_processes_at_once_build_once(machine: Machine) -> None:
     paths = {process.communicate(timeout=60)[0].strip() for process in running}
     assert len(paths) == 1 and Path(paths.pop()).is_file()
     assert machine.builds == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+def test_an_interrupted_build_leaves_nothing_that_hinders(machine: Machine, sent: signal.Signals) -> None:
+    """Not its compilers either, where it can still stop them; the next build works."""
+    machine.cmake(outcome=f"echo $$ > '{machine.folder}/pid'; exec sleep 30")
+    command = [sys.executable, "-m", "stof_onnx.cli", "plugin", "build", "--tensorrt", "10.14"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    pid = machine.folder / "pid"
+    for _ in range(200):
+        if pid.exists() and pid.read_text().strip():
+            break
+        time.sleep(0.05)
+    running.send_signal(sent)
+    assert running.wait(timeout=20) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}[sent]
+    compiler, cache = int(pid.read_text()), plugin_build.cache_folder()
+    if sent is signal.SIGKILL:
+        assert list(cache.glob(".build-*"))
+        os.kill(compiler, signal.SIGKILL)  # nobody could
+    else:
+        with pytest.raises(ProcessLookupError):
+            os.kill(compiler, 0)
+        assert not list(cache.glob(".build-*"))
+    assert not plugin_build.target("10.14").folder.exists()
+    machine.cmake()
+    assert plugin_build.plugin_library("10.14").is_file()
+    assert not list(cache.glob(".build-*"))
 
 
 def test_a_failing_build_says_why_and_leaves_nothing(machine: Machine) -> None:
