@@ -242,6 +242,30 @@ def hopper() -> list[Case]:
     return cases
 
 
+def hopper_fuzz(count: int, seed: int) -> list[Case]:
+    """Random combinations of everything that the sm_90 kernel runs."""
+    r = random.Random(seed)
+    cases = []
+    while len(cases) < count:
+        layout = r.choice(("BHSD", "BSHD", "packed"))
+        dim = r.choice(DIMS)
+        v_dim = dim if layout == "packed" or r.random() < 0.6 else r.choice(DIMS)
+        bands = r.choice((2, 3)) if max(dim, v_dim) <= 64 else 2
+        kv_heads = r.randint(1, 3)
+        seq_q = r.choice((1, 7, 63, 64, 65, 128, 193, 257, r.randint(1, 600), r.randint(1, 1500)))
+        seq_kv = seq_q if layout == "packed" or r.random() < 0.6 else r.choice((1, 65, 128, 257, r.randint(1, 1500)))
+        cases.append(
+            Case(
+                mask=r.choice(MASKS), batch=r.randint(1, 3), heads=kv_heads * r.randint(1, 4), kv_heads=kv_heads,
+                seq_q=seq_q, seq_kv=seq_kv, dim=dim, v_dim=v_dim, dtype=r.choice(("f16", "bf16")), layout=layout,
+                tile=(64 * bands, 64), kernel=Kernel.BLOCK_SM90, scale=r.choice((None, None, 0.2)),
+                encoded=(seq_q + r.randint(0, 200), seq_kv + r.randint(0, 200)) if r.random() < 0.2 else None,
+                kv=r.choice(("none", "none", "length")), masked_row=r.choice((MaskedRow.ZERO, MaskedRow.NAN)),
+            )
+        )  # fmt: skip
+    return cases
+
+
 GROUPS = {
     "exact": exact,
     "shapes": shapes,

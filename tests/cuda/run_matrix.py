@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument(
         "groups",
         nargs="+",
-        help=f"{', '.join(matrix.GROUPS)}, fuzz:COUNT, every_instance, every_hopper_instance (run only)",
+        help=f"{', '.join(matrix.GROUPS)}, [hopper_]fuzz:COUNT, every_instance, every_hopper_instance (run only)",
     )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--every", type=int, default=1, help="take each n-th case")
@@ -33,8 +33,9 @@ def main() -> int:
     print(f"seed {arguments.seed}, {torch.cuda.get_device_name()}", flush=True)
     start, failed = time.time(), 0
     for name in arguments.groups:
-        if name.startswith("fuzz:"):
-            cases = matrix.fuzz(int(name[5:]), arguments.seed)
+        kind, _, count = name.partition(":")
+        if count:
+            cases = {"fuzz": matrix.fuzz, "hopper_fuzz": matrix.hopper_fuzz}[kind](int(count), arguments.seed)
         else:
             cases = getattr(matrix, name)() if name.startswith("every_") else matrix.GROUPS[name]()
         worst, done, began = 0.0, 0, time.time()

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not DEFAULT_LIBRARY.is_file(), reason="needs `make cuda`"),
 ]
 SEED = int(time.time())
-FUZZ_BATCHES, FUZZ_CASES = 10, 60
+FUZZ_BATCHES, FUZZ_CASES, HOPPER_FUZZ_CASES = 10, 60, 100
 
 
 @pytest.fixture(scope="module")
@@ -36,4 +36,12 @@ def test_case(library: KernelLibrary, case: Case) -> None:
 @pytest.mark.parametrize("batch", range(FUZZ_BATCHES))
 def test_random_combinations(library: KernelLibrary, batch: int) -> None:
     for case in matrix.fuzz(FUZZ_CASES, SEED + batch):
+        check(library, case, SEED)
+
+
+@pytest.mark.parametrize("batch", range(FUZZ_BATCHES))
+def test_random_combinations_on_hopper(library: KernelLibrary, batch: int) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    for case in matrix.hopper_fuzz(HOPPER_FUZZ_CASES, SEED + batch):
         check(library, case, SEED)

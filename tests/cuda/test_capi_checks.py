@@ -31,7 +31,10 @@ def params(case: Case) -> capi.AttentionParams:
 
 def small_cases() -> list[Case]:
     cases = (
-        [case for group in matrix.GROUPS.values() for case in group()] + matrix.fuzz(100, 7) + matrix.every_instance()
+        [case for group in matrix.GROUPS.values() for case in group()]
+        + matrix.fuzz(100, 7)
+        + matrix.hopper_fuzz(100, 7)
+        + matrix.every_instance()
     )
     return [case for case in cases if case.seq_q * case.seq_kv <= 1000 * 1000]
 
