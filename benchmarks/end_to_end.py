@@ -77,7 +77,7 @@ def run_case(
 
 
 def _reference(spec: EncoderSpec, mask: np.ndarray, seed: int) -> choose.Reference:
-    """ONNX Runtime on the first batch entry, which the others do not influence; sampled rows of it where it is large."""
+    """ONNX Runtime on the first batch entry (the others do not influence it); sampled rows of it where it is large."""
     if spec.heads * len(mask) ** 2 > _MOST_SCORES:
         rows = np.sort(np.random.default_rng(seed + 2).choice(len(mask), _SAMPLED, replace=False))
         return lambda feeds: {"y": sampled_output(replace(spec, batch=1), mask, feeds["x"][:1], rows)}

@@ -113,7 +113,9 @@ CALIBRATE = [
         ("causal", "window", "bigbird:3", "random:20"),
     ),
     *_cross(((1, 12, 512, 64), (8, 12, 1024, 64), (2, 16, 2048, 128)), ("causal", "window", "bigbird:3"), "bf16"),
-    *_cross(((1, 12, 512, 64), (8, 12, 1024, 64), (2, 16, 1024, 128)), ("causal", "window", "bigbird:3", "random:5"), "fp32"),
+    *_cross(
+        ((1, 12, 512, 64), (8, 12, 1024, 64), (2, 16, 1024, 128)), ("causal", "window", "bigbird:3", "random:5"), "fp32"
+    ),
 ]  # fmt: skip
 EVALUATE = [
     *_cross(

@@ -105,8 +105,11 @@ def sweep(
         with out.open("a") as file:
             file.write(json.dumps(line) + "\n")
         best = min(us, key=us.__getitem__) if us else "-"
-        print(f"{number + 1}/{len(cases)} {time.monotonic() - begin:5.1f} s {case.key:40s} {len(us)} configurations, best "
-              f"{best} {us.get(best, 0):.1f} us{' ' + str(errors) if errors else ''}", flush=True)  # fmt: skip
+        print(
+            f"{number + 1}/{len(cases)} {time.monotonic() - begin:5.1f} s {case.key:40s} {len(us)} configurations, "
+            f"best {best} {us.get(best, 0):.1f} us{' ' + str(errors) if errors else ''}",
+            flush=True,
+        )
         if time.monotonic() - begin > limit:
             print("time is up")
             break
