@@ -1,9 +1,9 @@
 """The encoder of benchmarks.encoder in torch.compile with FlexAttention: same weights, mask and machine.
 
-    python -m benchmarks.compile_peer --case window:16x2048 ... [--mode default ...] [--gate FILE] [--out FILE]
+    python -m benchmarks.compile_peer --case window:16x2048 ... [--mode default ...] [--lock FILE] [--out FILE]
 
-fp16, Q, K and V from one packed projection, block mask built ahead, timed by CUDA-graph replay. `--gate` compiles
-everything first and waits until FILE exists before timing, so that compiling can overlap with other work on the GPU.
+fp16, Q, K and V from one packed projection, block mask built ahead, timed by CUDA-graph replay. Everything is compiled
+first; `--lock` names the lock file of stof_onnx.trt.turns: compiling overlaps with builds, timing with nothing.
 One JSON line a case and mode: mask, B, S, layers, mode, compile_ms, err_compile (relative, against float32 on the first
 batch entry). Needs torch, numpy and onnx, nothing of stof_onnx.
 """
@@ -11,9 +11,10 @@ batch entry). Needs torch, numpy and onnx, nothing of stof_onnx.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -129,33 +130,42 @@ def main() -> None:
     parser.add_argument("--mode", action="append", help="of torch.compile; default: default")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--gate", type=Path)
+    parser.add_argument("--lock", type=Path, help="held shared while compiling, alone while timing")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch._dynamo.config.recompile_limit = 1000
     torch.set_float32_matmul_precision("highest")
     prepared = []
     with torch.no_grad():
-        for mode in arguments.mode or ["default"]:
-            for case in arguments.case:
-                kind, sizes = case.split(":")
-                batch, seq, layers = (*map(int, sizes.split("x")), arguments.layers)[:3]
-                line = {"mask": kind, "B": batch, "S": seq, "layers": layers, "mode": mode}
-                if arguments.gate is not None and arguments.gate.exists() and prepared:
-                    break
-                try:
-                    run, line["err_compile"] = prepare(kind, batch, seq, mode, layers, arguments.seed)
-                    prepared.append((line, run))
-                except Exception as error:  # the next case may still run
-                    print(json.dumps(line | {"failed": str(error)[:300]}), flush=True)
+        with locked(arguments.lock, fcntl.LOCK_SH):
+            for mode in arguments.mode or ["default"]:
+                for case in arguments.case:
+                    kind, sizes = case.split(":")
+                    batch, seq, layers = (*map(int, sizes.split("x")), arguments.layers)[:3]
+                    line = {"mask": kind, "B": batch, "S": seq, "layers": layers, "mode": mode}
+                    try:
+                        run, line["err_compile"] = prepare(kind, batch, seq, mode, layers, arguments.seed)
+                        prepared.append((line, run))
+                    except Exception as error:  # the next case may still run
+                        print(json.dumps(line | {"failed": str(error)[:300]}), flush=True)
         print(f"{len(prepared)} compiled", flush=True)
-        while arguments.gate is not None and not arguments.gate.exists():
-            time.sleep(0.5)
-        for line, run in prepared:
-            line |= {"compile_ms": round(milliseconds(run), 4), "torch": torch.__version__}
-            print(json.dumps(line), flush=True)
-            with arguments.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        with locked(arguments.lock, fcntl.LOCK_EX):
+            for line, run in prepared:
+                line |= {"compile_ms": round(milliseconds(run), 4), "torch": torch.__version__}
+                print(json.dumps(line), flush=True)
+                with arguments.out.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+@contextmanager
+def locked(path: Path | None, how: int) -> Iterator[None]:
+    """Holds the lock file, if there is one."""
+    if path is None:
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, how)
+        yield
 
 
 if __name__ == "__main__":

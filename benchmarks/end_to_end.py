@@ -1,11 +1,12 @@
 """Encoders end to end on TensorRT: the plain engine beside the one with stof plugins.
 
-    python -m benchmarks.end_to_end [--case window:16x2048 ...] [--out benchmarks/results/end_to_end.jsonl]
+    python -m benchmarks.end_to_end [--case window:16x2048 ...] [--jobs 8] [--out benchmarks/results/end_to_end.jsonl]
 
 Each case goes through the product: an encoder in an exporter's form (opset 17, dense additive mask, separate Q, K and V
 projections) is written, `optimize` replaces its attentions, both engines are built by the same code with the same
 flags, checked against ONNX Runtime in float32 on the first batch entry (from 16384 on: float64 on sampled rows, one
-layer), and timed by CUDA-graph replay. A case is MASK:BxS or MASK:BxSxLAYERS. One JSON line a case:
+layer), and timed by CUDA-graph replay. A case is MASK:BxS or MASK:BxSxLAYERS. With `--jobs` the cases are taken in
+waves: all engines of a wave are built side by side, then each is timed with the GPU to itself. One JSON line a case:
 
     date, commit, gpu, trt, tactic_sources, model, mask, B, S, layers, precision, fusion, plain_ms, stof_ms, speedup,
     kept, plain_mem_mb, stof_mem_mb, build_s, err_plain, err_stof (relative to the largest value), mask_bytes (in the
@@ -20,11 +21,14 @@ import argparse
 import datetime
 import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,48 +36,132 @@ import onnx
 from stof_onnx import pipeline
 from stof_onnx.options import DimRange, EngineWishes, OptimizeOptions
 from stof_onnx.progress import Progress
-from stof_onnx.trt import availability, choose, cuda
-from stof_onnx.trt.build import BuildOptions, tactic_sources
+from stof_onnx.trt import availability, choose, cuda, turns
+from stof_onnx.trt.build import BuildOptions, BuiltEngine, tactic_sources
 from stof_onnx.trt.engine_step import find_plugin_library
 from stof_onnx.verify.session import Runner
 
 from benchmarks.encoder import EncoderSpec, build_encoder, make_mask
 from benchmarks.sampled_rows import sampled_output
 
-CASES = ("window:16x2048", "bigbird:16x2048", "longformer:16x2048", "causal:16x2048", "window:8x4096", "bigbird:8x4096",
-         "longformer:8x4096", "causal:8x4096", "window:8x512", "window:1x4096", "window:1x128")  # fmt: skip
-
+CASES = ("window:16x2048", "longformer:16x2048", "bigbird:16x2048", "causal:16x2048", "window:8x4096",
+         "longformer:8x4096", "bigbird:8x4096", "causal:8x4096", "window:8x512", "longformer:8x512", "bigbird:8x512",
+         "causal:8x512", "window:1x4096", "longformer:1x4096", "bigbird:1x4096", "causal:1x4096", "window:1x128",
+         "causal:1x128", "window:1x16384x1", "bigbird:1x16384x1")  # fmt: skip
 
 _MOST_SCORES, _SAMPLED = 1 << 29, 192  # scores of one batch entry that ONNX Runtime may hold; rows beyond that
 
-Known = dict[tuple[int, int, int], tuple[str, choose.Candidate]]
+
+@dataclass(frozen=True)
+class Case:
+    """An encoder with a mask."""
+
+    kind: str
+    batch: int
+    seq: int
+    layers: int
+
+    @staticmethod
+    def parse(text: str, layers: int) -> Case:
+        kind, sizes = text.split(":")
+        return Case(kind, *(*map(int, sizes.split("x")), layers)[:3])
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.batch, self.seq, self.layers
+
+    def spec(self, seed: int) -> EncoderSpec:
+        return EncoderSpec(self.layers, 768, 12, self.batch, self.seq, seed=seed)
+
+    def feeds(self, seed: int) -> dict[str, np.ndarray]:
+        return {"x": np.random.default_rng(seed + 1).standard_normal((self.batch, self.seq, 768), np.float32)}
+
+    def folder(self, arguments: argparse.Namespace) -> Path:
+        return Path(arguments.work) / f"{self.kind}-{self.batch}x{self.seq}x{self.layers}"
 
 
-def run_case(
-    kind: str, batch: int, seq: int, layers: int, known: Known, arguments: argparse.Namespace
-) -> dict[str, object]:
-    """Builds, checks and times one case; `known`: plain engines of earlier cases."""
-    spec = EncoderSpec(layers, 768, 12, batch, seq, seed=arguments.seed)
-    mask = make_mask(kind, seq)
-    with tempfile.TemporaryDirectory() as name:
-        source, portable = (Path(name) / file for file in ("encoder.onnx", "encoder.stof.onnx"))
-        onnx.save(build_encoder(spec, mask), str(source))
+@dataclass
+class Built:
+    """What one process made of a case: one of the engines, and the reference outputs with the one of stof."""
+
+    candidate: choose.Candidate
+    expected: list[dict[str, np.ndarray]]
+
+
+def build_part(case: Case, part: str, arguments: argparse.Namespace) -> Built:
+    """Builds the "plain" or the "stof" engine of a case. Runs in a process of its own."""
+    spec, mask, folder = case.spec(arguments.seed), make_mask(case.kind, case.seq), case.folder(arguments)
+    folder.mkdir(parents=True, exist_ok=True)
+    source, portable = folder / f"{part}.onnx", folder / "encoder.stof.onnx"
+    onnx.save(build_encoder(spec, mask), str(source))
+    with turns.building():
+        if part == "plain":
+            candidate = choose.build_plain(source, _options(case, arguments))
+            source.unlink()
+            return Built(candidate, [])
         wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False))
         report = pipeline.optimize(source, portable, wishes, Progress())
-        assert report.replaced == layers, report.refused
-        x = np.random.default_rng(arguments.seed + 1).standard_normal((batch, seq, 768), np.float32)
-        profile = {"x": tuple(DimRange(n, n, n) for n in x.shape)}
-        options = BuildOptions(arguments.precision, profile, find_plugin_library(), timing_cache=arguments.timing_cache)
-        reference = _reference(spec, mask, arguments.seed) if arguments.check else None
-        earlier = known.get((batch, seq, layers)) if arguments.plain_once else None
-        mask_of_plain, plain = earlier or (kind, None)
-        found = choose.race(source, portable, options, [{"x": x}], reference, plain)
-        known[batch, seq, layers] = mask_of_plain, found.plain
-        line = _line(kind, spec, found, arguments) | {"plain_mask": mask_of_plain}
-        if arguments.layers_table:
-            longest = sorted(found.stof.layers.items(), key=lambda item: -item[1])[:14]
-            line["layers_us"] = {n[:160]: round(t, 1) for n, t in longest}
-        return line
+        source.unlink()
+        assert report.replaced == case.layers, report.refused
+        candidate = choose.build_stof(portable, _options(case, arguments))
+    feeds = case.feeds(arguments.seed)
+    return Built(candidate, [_reference(spec, mask, arguments.seed)(feeds)] if arguments.check else [])
+
+
+def _options(case: Case, arguments: argparse.Namespace) -> BuildOptions:
+    profile = {"x": tuple(DimRange(n, n, n) for n in (case.batch, case.seq, 768))}
+    return BuildOptions(arguments.precision, profile, find_plugin_library(), timing_cache=arguments.timing_cache)
+
+
+@dataclass
+class Wave:
+    """Cases whose engines are built side by side.
+
+    `plain_of` names the case whose plain engine serves a size, `plain` holds those engines, of earlier waves too.
+    """
+
+    pool: ProcessPoolExecutor
+    arguments: argparse.Namespace
+    plain_of: dict[tuple[int, int, int], Case] = field(default_factory=dict)
+    plain: dict[Case, Future[Built]] = field(default_factory=dict)
+
+    def run(self, cases: Sequence[Case]) -> Iterator[dict[str, object]]:
+        """A line for each case, timed when the last engine of the wave is there."""
+        begun, arguments = time.monotonic(), self.arguments
+        owners, stof = {}, {}
+        for case in cases:
+            owners[case] = self.plain_of.setdefault(case.size, case) if arguments.plain_once else case
+            if owners[case] not in self.plain:
+                self.plain[owners[case]] = self.pool.submit(build_part, owners[case], "plain", arguments)
+            stof[case] = self.pool.submit(build_part, case, "stof", arguments)
+        wait([*stof.values(), *self.plain.values()])
+        print(f"wave of {len(stof)} cases built in {time.monotonic() - begun:.0f} s", flush=True)
+        for case, owner in owners.items():
+            begun = time.monotonic()
+            try:
+                line = _settled(case, owner, self.plain[owner].result().candidate, stof[case].result(), arguments)
+            except Exception as error:  # the next case may still run
+                line = {"mask": case.kind, "B": case.batch, "S": case.seq, "failed": f"{type(error).__name__}: {error}"}
+            yield line | {"timing_s": round(time.monotonic() - begun, 1)}
+
+
+def _settled(
+    case: Case, owner: Case, plain: choose.Candidate, built: Built, arguments: argparse.Namespace
+) -> dict[str, object]:
+    stof = built.candidate
+    if plain.timing is None and owner != case:  # its outputs are those of another mask
+        plain = choose.Candidate("plain", problem=plain.problem)
+    found = choose.Race(plain, stof)
+    portable = case.folder(arguments) / "encoder.stof.onnx"
+    feeds = [case.feeds(arguments.seed)]
+    choose.settle(found, portable, _options(case, arguments), feeds, built.expected)
+    line = _line(case.kind, case.spec(arguments.seed), found, arguments) | {"plain_mask": owner.kind}
+    if arguments.layers_table:
+        longest = sorted(stof.layers.items(), key=lambda item: -item[1])[:14]
+        line["layers_us"] = {n[:160]: round(t, 1) for n, t in longest}
+    if stof.engine is not None:
+        stof.engine = BuiltEngine(b"", stof.engine.seconds)
+    return line
 
 
 def _reference(spec: EncoderSpec, mask: np.ndarray, seed: int) -> choose.Reference:
@@ -141,33 +229,38 @@ def main() -> None:
     parser.add_argument("--precision", default="fp16", choices=("fp16", "fp32"))
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="against ONNX Runtime")
-    parser.add_argument("--layers-table", action="store_true", help="per-layer times of the kept stof engine")
+    parser.add_argument("--layers-table", action="store_true", help="per-layer times of the stof engine")
     parser.add_argument(
         "--plain-once",
         action="store_true",
-        help="time the plain engine of each size with its first mask only (`plain_mask`): it adds whatever mask alike",
+        help="build the plain engine of each size with its first mask only (`plain_mask`): it adds whatever mask alike",
     )
-    parser.add_argument("--timing-cache", type=Path, help="shared by all builds")
-    parser.add_argument("--budget", type=float, default=1e9, help="start no further case after so many seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="engines built side by side")
+    parser.add_argument("--wave", type=int, default=1, help="cases whose engines are built before any is timed")
+    parser.add_argument("--timing-cache", type=Path, help="shared by all builds (one job only)")
+    parser.add_argument("--budget", type=float, default=1e9, help="start no further wave after so many seconds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    start, known = time.monotonic(), Known()
-    for case in arguments.case or CASES:
-        if time.monotonic() - start > arguments.budget:
-            print(f"out of time before {case}", flush=True)
-            break
-        kind, sizes = case.split(":")
-        batch, seq, layers = (*map(int, sizes.split("x")), arguments.layers)[:3]
-        begun = time.monotonic()
-        try:
-            line = run_case(kind, batch, seq, layers, known, arguments)
-        except Exception as error:  # the next case may still run
-            line = {"mask": kind, "B": batch, "S": seq, "failed": f"{type(error).__name__}: {error}"}
-        line["seconds"] = round(time.monotonic() - begun, 1)
-        print(json.dumps(line), flush=True)
-        with arguments.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    if arguments.timing_cache is not None and arguments.jobs > 1:
+        parser.error("--timing-cache is for one job: each process keeps its own")
+    start = time.monotonic()
+    cases = [Case.parse(text, arguments.layers) for text in arguments.case or CASES]
+    context = multiprocessing.get_context("spawn")  # a forked process can not use CUDA
+    with (
+        tempfile.TemporaryDirectory() as arguments.work,
+        ProcessPoolExecutor(arguments.jobs, context) as pool,
+    ):
+        wave = Wave(pool, arguments)
+        for first in range(0, len(cases), arguments.wave):
+            some = cases[first : first + arguments.wave]
+            if time.monotonic() - start > arguments.budget:
+                print(f"out of time before {some[0]}", flush=True)
+                break
+            for line in wave.run(some):
+                print(json.dumps(line), flush=True)
+                with arguments.out.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -158,33 +158,61 @@ def race(
     options: BuildOptions,
     feeds: Sequence[dict[str, np.ndarray]],
     reference: Reference | None,
-    plain: Candidate | None = None,
 ) -> Race:
-    """Builds, checks and times the engines, as `make_engine` describes it; writes nothing.
+    """Builds, checks and times the engines, as `make_engine` describes it; writes nothing."""
+    expected = [reference(one) for one in feeds] if reference is not None else []
+    with turns.building():
+        found = Race(build_plain(source, options), build_stof(portable, options))
+    settle(found, portable, options, feeds, expected)
+    return found
+
+
+def build_plain(source: Path, options: BuildOptions) -> Candidate:
+    """The engine of the model as it is; `problem` is set where it can not be built."""
+    candidate = Candidate("plain")
+    _build(candidate, source, replace(options, plugins=None))
+    return candidate
+
+
+def build_stof(portable: Path, options: BuildOptions, left: frozenset[str] = frozenset()) -> Candidate:
+    """The engine with plugins; with names of attentions in `left`, which TensorRT keeps, the mixed one."""
+    lowering = lower_options(options.precision, options.profile, availability.device())
+    lowered = lower_file(portable, replace(lowering, left=left))
+    candidate = Candidate("mixed" if left else "stof", lowered=lowered)
+    if not lowered.plugins:
+        candidate.problem = "no attention was lowered"
+        return candidate
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lowered.onnx"
+        save_lowered(lowered.model, path)
+        lowered.model = onnx.ModelProto()  # the file and the engine hold the weights
+        _build(candidate, path, options)
+    return candidate
+
+
+def settle(
+    found: Race,
+    portable: Path,
+    options: BuildOptions,
+    feeds: Sequence[dict[str, np.ndarray]],
+    expected: Sequence[dict[str, np.ndarray]],
+) -> None:
+    """Runs and times what was built, tries a mixed engine where one looks faster, and notes errors and problems.
 
     Args:
-        plain: a candidate built before, in place of a new one.
+        expected: outputs of each of `feeds`; none: the plain engine's.
     """
-    lowering = lower_options(options.precision, options.profile, availability.device())
-    expected = [reference(one) for one in feeds] if reference is not None else []
-    found = Race(plain or Candidate("plain"), Candidate("stof", lowered=lower_file(portable, lowering)))
-    with turns.building():
-        if plain is None:
-            _build(found.plain, source, replace(options, plugins=None))
-        _build_lowered(found.stof, options)
     with turns.alone():
-        if plain is None:
-            _run(found.plain, feeds)
-        _run(found.stof, feeds)
+        for candidate in (found.plain, found.stof):
+            if candidate.timing is None:
+                _run(candidate, feeds)
     left = _to_leave(found)
     if left:
-        found.mixed = Candidate("mixed", lowered=lower_file(portable, replace(lowering, left=left)))
         with turns.building():
-            _build_lowered(found.mixed, options)
+            found.mixed = build_stof(portable, options, left)
         with turns.alone():
             _run(found.mixed, feeds)
-    _judge(found, expected, options.precision)
-    return found
+    _judge(found, expected or found.plain.outputs, options.precision)
 
 
 def _to_leave(found: Race) -> frozenset[str]:
@@ -209,18 +237,6 @@ def _build(candidate: Candidate, model: Path, options: BuildOptions) -> None:
         candidate.problem = str(error)
 
 
-def _build_lowered(candidate: Candidate, options: BuildOptions) -> None:
-    lowered = candidate.lowered
-    if lowered is None or not lowered.plugins:
-        candidate.problem = "no attention was lowered"
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lowered.onnx"
-        save_lowered(lowered.model, path)
-        lowered.model = onnx.ModelProto()  # the file and the engine hold the weights
-        _build(candidate, path, options)
-
-
 def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
     """Runs and times what was built; layer by layer too, where there are plugins."""
     if candidate.engine is None:
@@ -240,9 +256,8 @@ def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
         candidate.problem = str(error)
 
 
-def _judge(found: Race, expected: list[dict[str, np.ndarray]], precision: str) -> None:
+def _judge(found: Race, expected: Sequence[dict[str, np.ndarray]], precision: str) -> None:
     """Notes the errors, and puts out of the race what is wrong."""
-    expected = expected or found.plain.outputs
     for candidate in found.candidates:
         if candidate.outputs and expected:
             candidate.error = worst(map(measure, candidate.outputs, expected))
