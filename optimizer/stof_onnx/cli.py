@@ -84,6 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
         rtol=getattr(arguments, "rtol", None),
         seed=getattr(arguments, "seed", None),
         load_inputs=getattr(arguments, "load_inputs", None),
+        load_outputs=getattr(arguments, "load_outputs", None),
         memory_limit=getattr(arguments, "memory_limit", None),
         pictures=getattr(arguments, "pictures", None),
         report=arguments.report,
@@ -320,6 +321,13 @@ def _comparison(command: argparse.ArgumentParser) -> None:
     group.add_argument("--atol", type=_tolerance, metavar="X", help="absolute tolerance instead of the default rule")
     group.add_argument("--rtol", type=_tolerance, metavar="X", help="relative tolerance instead of the default rule")
     group.add_argument("--load-inputs", type=Path, metavar="FILE", help="polygraphy JSON with inputs to compare on")
+    group.add_argument(
+        "--load-outputs",
+        type=Path,
+        metavar="FILE",
+        help="polygraphy JSON with the original's outputs on --load-inputs (of the leading batch entries at least): "
+        "engines are compared with these, and ONNX Runtime need not run the original for them",
+    )
     group.add_argument(
         "--memory-limit", type=_size, metavar="BYTES", help="memory to use, e.g. 8G (default: 60%% of what is free)"
     )

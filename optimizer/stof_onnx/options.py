@@ -148,6 +148,7 @@ class OptimizeOptions:
         atol, rtol: tolerance of the comparison; None takes the default of each output's dtype.
         seed: of the random inputs; None draws a fresh one (it is printed and in the report).
         load_inputs: polygraphy JSON with inputs to compare on, instead of random ones.
+        load_outputs: polygraphy JSON with the original's outputs on `load_inputs`: engines are compared with these.
         memory_limit: bytes the comparison may take; above the estimate it checks each site on sampled rows instead.
         pictures: folder for one PNG of each distinct mask.
         report: where to write the JSON report.
@@ -162,6 +163,7 @@ class OptimizeOptions:
     rtol: float | None = None
     seed: int | None = None
     load_inputs: Path | None = None
+    load_outputs: Path | None = None
     memory_limit: int | None = None
     pictures: Path | None = None
     report: Path | None = None

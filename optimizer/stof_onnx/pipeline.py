@@ -35,7 +35,7 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
     report = Report("optimize", path, output)
     check_target(output, path)
     targets = _other_targets(options, output)
-    taken = {"input": path, "loaded inputs": options.load_inputs, "output": output, "output's data": data_file(output)}
+    taken = {"input": path, "output": output, "output's data": data_file(output), **_loaded(options)}
     check_other_targets(targets, taken)
     if options.engine.wanted and (reason := why_no_engine()):
         raise StofError(f"no engine can be built here: {reason}", "--engine", "Leave --engine out for the ONNX file")
@@ -77,7 +77,7 @@ def _engine(report: Report, model: LoadedModel, output: Path, options: OptimizeO
         try:
             with progress.step("engine", report.timings):
                 target = wishes.path or output.with_suffix(ENGINE_SUFFIX)
-                report.engine = build_engines(model, output, target, wishes, options.verify, options.seed)
+                report.engine = build_engines(model, output, target, options)
         except StofError as error:
             if wishes.wanted:
                 raise
@@ -98,6 +98,17 @@ def _other_targets(options: OptimizeOptions, output: Path) -> dict[str, Path | N
         "timing cache": wishes.timing_cache,
         "report": options.report,
     }
+
+
+def _loaded(options: OptimizeOptions) -> dict[str, Path | None]:
+    """The files that a comparison reads.
+
+    Raises:
+        StofError: outputs without the inputs that they belong to.
+    """
+    if options.load_outputs is not None and options.load_inputs is None:
+        raise StofError("needs the inputs that the outputs belong to", "--load-outputs", "Give --load-inputs as well")
+    return {"loaded inputs": options.load_inputs, "loaded outputs": options.load_outputs}
 
 
 def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:
@@ -132,15 +143,17 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
     """
     report = Report("verify", path, other)
     targets = {"report": options.report}
-    check_other_targets(targets, {"input": path, "compared": other, "loaded inputs": options.load_inputs})
+    check_other_targets(targets, {"input": path, "compared": other, **_loaded(options)})
     if other.suffix == ENGINE_SUFFIX:
         unused = {"--shape": options.shapes, "--atol": options.atol, "--rtol": options.rtol}
         if given := [name for name, value in unused.items() if value not in (None, ())]:
             advice = "It is run at the sizes it was tuned for, and judged by what its precision allows"
             raise StofError("does not apply to an engine", given[0], advice)
         with progress.step("verify", report.timings):
-            report.engine_check = verify_engine(path, other, options.seed, options.load_inputs)
+            report.engine_check = verify_engine(path, other, options)
         return report
+    if options.load_outputs is not None:
+        raise StofError("is for engines", "--load-outputs", "Two models are both run on ONNX Runtime")
     with progress.step("load", report.timings):
         model = load_model(path)
         check_data_files(targets, model.proto, model.base_dir)

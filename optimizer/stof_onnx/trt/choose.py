@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from stof_onnx.trt.mix import sites_to_leave
 from stof_onnx.trt.session import EngineSession, Timing
 
 _log = logging.getLogger(__name__)
-Reference = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
 @dataclass
@@ -126,7 +125,7 @@ def make_engine(
     target: Path,
     options: BuildOptions,
     feeds: Sequence[dict[str, np.ndarray]],
-    reference: Reference | None,
+    expected: Sequence[dict[str, np.ndarray]],
     keep: str = "faster",
 ) -> EngineResult:
     """Writes the better engine to `target` and its manifest beside it.
@@ -136,12 +135,12 @@ def make_engine(
         options: `plugins` names the library; its profile bounds every dynamic input.
         feeds: input sets at the sizes to tune for: both engines are checked on all and timed on the first.
         keep: "faster", or "stof" or "plain" whatever the times are.
-        reference: computes the original's outputs; None takes the plain engine's (--no-verify).
+        expected: the original's outputs on each of `feeds`; none: the plain engine's are taken (--no-verify).
 
     Raises:
         StofError: neither engine can be built, or neither is right.
     """
-    entrants = race(source, portable, options, feeds, reference)
+    entrants = race(source, portable, options, feeds, expected)
     kept = entrants.winner(keep)
     if kept.engine is None or kept.problem:
         problems = "; ".join(f"{c.kind}: {c.problem or 'fine'}" for c in entrants.candidates)
@@ -157,10 +156,9 @@ def race(
     portable: Path,
     options: BuildOptions,
     feeds: Sequence[dict[str, np.ndarray]],
-    reference: Reference | None,
+    expected: Sequence[dict[str, np.ndarray]],
 ) -> Race:
     """Builds, checks and times the engines, as `make_engine` describes it; writes nothing."""
-    expected = [reference(one) for one in feeds] if reference is not None else []
     with turns.building():
         found = Race(build_plain(source, options), build_stof(portable, options))
     settle(found, portable, options, feeds, expected)

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 from stof_onnx.errors import StofError
 from stof_onnx.files import check_source
 from stof_onnx.graph.model import LoadedModel
 from stof_onnx.graph.read import read_proto
 from stof_onnx.kernels.select import Device
-from stof_onnx.options import DimRange, EngineWishes
+from stof_onnx.options import DimRange, EngineWishes, OptimizeOptions
 from stof_onnx.trt import availability, plugin_build
 from stof_onnx.trt.build import BuildOptions, Profile
 from stof_onnx.trt.choose import EngineResult, lower_options, make_engine, profile_of
@@ -22,8 +23,8 @@ from stof_onnx.trt.compare import EngineError, measure, passes, worst
 from stof_onnx.trt.lower import EMITTED_DOMAIN, Lowered, lower_file, save_lowered
 from stof_onnx.trt.manifest import check_gpu, plugin_library_of, read_manifest
 from stof_onnx.trt.session import EngineSession
+from stof_onnx.verify.loaded import loaded_outputs, loaded_samples
 from stof_onnx.verify.roles import InputRole, input_roles
-from stof_onnx.verify.run import loaded_samples
 from stof_onnx.verify.samples import make_samples
 from stof_onnx.verify.session import Runner
 
@@ -39,15 +40,16 @@ def find_plugin_library() -> Path:
     return plugin_build.plugin_library(".".join(map(str, availability.version())))
 
 
-def build_engines(
-    model: LoadedModel, portable: Path, target: Path, wishes: EngineWishes, verify: bool, seed: int | None
-) -> EngineResult:
+def build_engines(model: LoadedModel, portable: Path, target: Path, wanted: OptimizeOptions) -> EngineResult:
     """Builds and keeps the faster engine of `model` (as loaded) and its optimized file.
+
+    Both engines are checked on `load_inputs`, else on random inputs at the sizes to tune for; against `load_outputs`,
+    else ONNX Runtime, else (without verification) the plain engine.
 
     Raises:
         StofError: whatever stands in the way of an engine.
     """
-    roles = input_roles(model.proto, ())
+    roles, wishes = input_roles(model.proto, ()), wanted.engine
     options = BuildOptions(
         precision=wishes.precision,
         profile=_profile(model, roles),
@@ -57,9 +59,24 @@ def build_engines(
         timing_cache=wishes.timing_cache,
         level=wishes.level,
     )
-    feeds = opt_feeds(roles, options.profile, seed)
-    reference = Runner(model.proto, model.base_dir).run if verify else None
-    return make_engine(model.path, portable, target, options, feeds, reference, wishes.keep)
+    if wanted.load_inputs is not None:
+        feeds = [sample.feeds for sample in loaded_samples(wanted.load_inputs, model.proto)]
+    else:
+        feeds = opt_feeds(roles, options.profile, wanted.seed)
+    expected = _expected(model.proto, model.base_dir, feeds, wanted)
+    return make_engine(model.path, portable, target, options, feeds, expected, wishes.keep)
+
+
+def _expected(
+    proto: onnx.ModelProto, base_dir: Path, feeds: Sequence[dict[str, np.ndarray]], wanted: OptimizeOptions
+) -> list[dict[str, np.ndarray]]:
+    """Outputs of the model on each of `feeds`; none where nothing is to be verified."""
+    if wanted.load_outputs is not None:
+        return loaded_outputs(wanted.load_outputs, [o.name for o in proto.graph.output], len(feeds))
+    if not wanted.verify:
+        return []
+    runner = Runner(proto, base_dir)
+    return [runner.run(one) for one in feeds]
 
 
 def emit_lowered(model: LoadedModel, portable: Path, target: Path, wishes: EngineWishes) -> Lowered:
@@ -122,21 +139,23 @@ def load_engine(engine: Path) -> EngineSession:
     return EngineSession(engine, plugin_library_of(engine))
 
 
-def verify_engine(model: Path, engine: Path, seed: int | None, load_inputs: Path | None) -> EngineCheck:
-    """Runs both on the same inputs: random ones at the sizes the engine was tuned for, or those of a polygraphy file.
+def verify_engine(model: Path, engine: Path, wanted: OptimizeOptions) -> EngineCheck:
+    """Runs both on the same inputs: random ones at the sizes the engine was tuned for, or `load_inputs`.
+
+    With `load_outputs` the engine alone is run.
 
     Raises:
         StofError: one of them can not be run.
     """
     proto = read_proto(model)
     session = load_engine(engine)
-    if load_inputs is not None:
-        feeds = [sample.feeds for sample in loaded_samples(load_inputs, proto)]
+    if wanted.load_inputs is not None:
+        feeds = [sample.feeds for sample in loaded_samples(wanted.load_inputs, proto)]
     else:
         fixed = {n: tuple(DimRange(d, d, d) for d in shape) for n, shape in session.opt_shapes().items()}
-        feeds = opt_feeds(input_roles(proto, ()), fixed, seed)
-    runner = Runner(proto, model.parent)
-    error = worst(measure(session.run(one), runner.run(one)) for one in feeds)
+        feeds = opt_feeds(input_roles(proto, ()), fixed, wanted.seed)
+    expected = _expected(proto, model.parent, feeds, wanted)
+    error = worst(measure(session.run(one), want) for one, want in zip(feeds, expected, strict=True))
     precision = str(read_manifest(engine).get("precision", "fp16"))
     plain = read_manifest(engine).get("measured", {}).get("plain", {}).get("error")
     return EngineCheck(engine, error, precision, passes(error, EngineError(**plain) if plain else None, precision))

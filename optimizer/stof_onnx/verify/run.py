@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import psutil
-from polygraphy.json import load_json
 
 from stof_onnx.attention.types import AttentionMatch
 from stof_onnx.errors import StofError
-from stof_onnx.files import check_source
 from stof_onnx.graph.model import LoadedModel
 from stof_onnx.graph.read import read_valid
 from stof_onnx.graph.save import StagedModel
 from stof_onnx.options import DimRange, OptimizeOptions
 from stof_onnx.verify.compare import Side, SiteProbe, compare_models
+from stof_onnx.verify.loaded import loaded_samples
 from stof_onnx.verify.memory import sampled_rows, whole_models
 from stof_onnx.verify.result import Verification
 from stof_onnx.verify.roles import input_roles
@@ -115,25 +114,3 @@ def _samples(
     if largest:
         ranges = {name: tuple(r and DimRange(r.max, r.max, r.max) for r in dims) for name, dims in ranges.items()}
     return seed, make_samples(roles, ranges, options.samples, keep_rows, np.random.default_rng(seed))
-
-
-def loaded_samples(path: Path, proto: onnx.ModelProto) -> list[Sample]:
-    """The input sets of a polygraphy JSON file (as `polygraphy run --save-inputs` writes it).
-
-    Raises:
-        StofError: it is none, or not of this model.
-    """
-    check_source(path)
-    try:
-        loaded = load_json(str(path))
-    except Exception as error:  # polygraphy raises several types
-        raise StofError(f"not a polygraphy JSON file ({error})", str(path), "Make it with --save-inputs") from error
-    sets = loaded if isinstance(loaded, list) else [loaded]
-    given = {t.name for t in proto.graph.initializer}
-    wanted = [i.name for i in proto.graph.input if i.name not in given]
-    samples = []
-    for number, feeds in enumerate(sets):
-        if not isinstance(feeds, Mapping) or any(name not in feeds for name in wanted):
-            raise StofError(f"set {number} does not hold the inputs {wanted}", str(path), "Make it for this model")
-        samples.append(Sample(f"{path.name}[{number}]", {n: np.asarray(feeds[n]) for n in wanted}))
-    return samples

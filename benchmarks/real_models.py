@@ -1,0 +1,215 @@
+"""The command itself on exports of real architectures, end to end on TensorRT.
+
+    python -m benchmarks.real_models export bert-window:16x2048 ... -o FOLDER    # needs torch; graphs without weights
+    python -m benchmarks.real_models run FOLDER/bert-window-16x2048x2.onnx ...   # needs TensorRT and a GPU
+
+`export` writes TorchScript exports (opset 17) of transformers' models with hidden size 768 and 12 heads, and each a
+second time with a batch of one. `run` draws the weights from their seeds, computes the first batch entry on ONNX
+Runtime in float32, calls `stof-onnx optimize --engine`, and lets a fresh process that knows nothing of stof-onnx load
+the engine (examples/run_engine.py). A line a model goes to `--out`, as benchmarks.end_to_end describes it; beside that
+`err_loaded` (the fresh process's), `verified` (the portable file was compared with the original in the same run) and
+`seconds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+# Name: architecture and mask options of `stof-onnx export`.
+MODELS: dict[str, list[str]] = {
+    "bert-bigbird": ["bert", "--mask", "bigbird"],
+    "bert-window": ["bert", "--mask", "window", "--width", "64"],
+    "bert-longformer": ["bert", "--mask", "longformer"],
+    "gpt2-causal": ["gpt2"],
+    "llama-causal": ["llama", "--kv-heads", "4"],
+    "mistral-window": ["mistral", "--kv-heads", "4"],
+    "t5-encoder": ["t5-encoder"],
+    "vit": ["vit"],
+}
+HIDDEN, HEADS, VOCABULARY = 768, 12, 1024
+_MOST_SCORES = 1 << 26  # of all heads and entries: beyond, the portable file is not compared in the same run
+
+
+def export(case: str, folder: Path) -> None:
+    """Writes the model of `case` (NAME:BxS[xLAYERS]) and its twin of one batch entry, both without weights."""
+    from stof_models import cli
+    from stof_models.seeded import strip
+
+    name, batch, seq, layers = parse(case)
+    sizes = ["--hidden", HIDDEN, "--heads", HEADS, "--layers", layers, "--vocab", VOCABULARY]
+    for path, count in ((folder / f"{name}-{batch}x{seq}x{layers}.onnx", batch), (None, 1)):
+        path = path or twin(folder / f"{name}-{batch}x{seq}x{layers}.onnx")
+        if name == "vit":  # no text model: traced whole, then stripped; `seq` becomes the next smaller square
+            whole = path.with_name("whole.onnx")
+            options = [*MODELS[name], *sizes, "--seq", int(seq**0.5) ** 2, "--batch", count, "-o", whole]
+            assert cli.main(list(map(str, options))) == 0
+            strip(whole, path)
+            whole.with_suffix(".json").rename(path.with_suffix(".json"))
+            whole.unlink()
+            continue
+        options = [*MODELS[name], *sizes, "--seq", seq, "--batch", count, "--graph-only", "-o", path]
+        assert cli.main(list(map(str, options))) == 0
+
+
+def parse(case: str) -> tuple[str, int, int, int]:
+    """Name, batch, sequence, layers (2 where none are given)."""
+    name, _, sizes = case.partition(":")
+    batch, seq, layers = (*map(int, sizes.split("x")), 2)[:3]
+    return name, batch, seq, layers
+
+
+def twin(path: Path) -> Path:
+    """The model of one batch entry."""
+    return path.with_name(f"{path.stem}.one.onnx")
+
+
+def run(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one exported model; the line of results."""
+    from polygraphy.json import save_json
+    from stof_models.info import ExportInfo, info_path
+    from stof_models.seeded import fill
+    from stof_onnx.graph.read import read_proto
+    from stof_onnx.trt.compare import measure
+    from stof_onnx.verify.session import Runner
+
+    begun = time.monotonic()
+    for model in (path, twin(path)):
+        fill(model)
+    info = ExportInfo.load(info_path(path))
+    feeds = info.random_inputs(np.random.default_rng(arguments.seed), padded=False)
+    expected = Runner(read_proto(twin(path)), path.parent).run({n: a[:1] for n, a in feeds.items()})
+    reference_s = time.monotonic() - begun
+    site, batch = info.sites[0], next(iter(feeds.values())).shape[0]
+    verified = batch * site.heads * int(site.seq_q) * int(site.seq_kv) <= _MOST_SCORES
+    with tempfile.TemporaryDirectory(dir=path.parent) as name:
+        work = Path(name)
+        inputs, outputs, report = work / "inputs.json", work / "outputs.json", work / "report.json"
+        engine = work / "model.stof.engine"
+        save_json([feeds], str(inputs))
+        save_json([expected], str(outputs))
+        command = ["optimize", path, "-o", work / "model.stof.onnx", "--engine", engine, "--report", report]
+        command += ["--load-inputs", inputs, "--load-outputs", outputs, *([] if verified else ["--no-verify"])]
+        begun = time.monotonic()
+        text = _process([sys.executable, "-m", "stof_onnx.cli", *command], work)
+        command_s = time.monotonic() - begun
+        print(f"--- {path.stem}\n{text}", flush=True)
+        for each, array in feeds.items():
+            np.save(work / f"{each}.npy", array)
+        alone = [sys.executable, "-I", "-c", _ALONE.format(path=[p for p in sys.path if _is_foreign(p)])]
+        given = [f"{each}={work / each}.npy" for each in feeds]
+        _process([*alone, ROOT / "examples" / "run_engine.py", engine, *given], work)
+        loaded = {each: np.load(work / f"{each}.npy") for each in expected}
+        line = _line(path, info, json.loads(report.read_text()), batch, arguments.commit)
+    return line | {
+        "err_loaded": measure(loaded, expected).relative,
+        "verified": verified,
+        "seconds": {"reference": round(reference_s, 1), "command": round(command_s, 1)},
+    }
+
+
+# A process that finds TensorRT and numpy, but nothing of this project.
+_ALONE = """
+import runpy, sys
+sys.path[:0] = {path}
+try:
+    import stof_onnx
+    sys.exit("stof_onnx is there")
+except ImportError:
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def _is_foreign(folder: str) -> bool:
+    return bool(folder) and not Path(folder).resolve().is_relative_to(ROOT)
+
+
+def _process(command: list[Any], cwd: Path) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "160"}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
+    return done.stdout
+
+
+def _line(path: Path, info: Any, report: dict[str, Any], batch: int, commit: str) -> dict[str, Any]:
+    from stof_onnx.trt import availability, cuda
+    from stof_onnx.trt.build import tactic_sources
+
+    engine, site = report["engine"], info.sites[0]
+    plain, stof = engine["plain"], engine["stof"]
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit,
+        "gpu": cuda.name(),
+        "trt": availability.tensorrt().__version__,
+        "tactic_sources": tactic_sources(),
+        "model": path.stem.rpartition("-")[0],
+        "mask": site.mask.kind if site.mask is not None else "none",
+        "B": batch,
+        "S": int(site.seq_q),
+        "layers": len(info.sites),
+        "precision": "fp16",
+        "fusion": False,
+        "plain_ms": plain["ms"],
+        "stof_ms": stof["ms"],
+        "speedup": plain["ms"] and stof["ms"] and round(plain["ms"] / stof["ms"], 3),
+        "cuda_graph": bool(plain["cuda_graph"] and stof["cuda_graph"]),
+        "kept": engine["kept"],
+        "plain_mem_mb": plain["memory_mb"],
+        "stof_mem_mb": stof["memory_mb"],
+        "plain_engine_mb": plain["engine_bytes"] and round(plain["engine_bytes"] / 2**20, 1),
+        "stof_engine_mb": stof["engine_bytes"] and round(stof["engine_bytes"] / 2**20, 1),
+        "build_s": [plain["build_s"], stof["build_s"]],
+        "err_plain": plain["error"] and plain["error"]["relative"],
+        "err_stof": stof["error"] and stof["error"]["relative"],
+        "mask_bytes": sum(each["mask_bytes"] for each in engine["sites"][:1]),
+        "dense_mask_bytes": sum(each["dense_mask_bytes"] for each in engine["sites"][:1]),
+        "kernel": engine["sites"][0]["kernel"] if engine["sites"] else "",
+        "problems": [c["problem"] for c in (plain, stof) if c["problem"]],
+    }
+
+
+def main() -> int:
+    """Exit code 1 when a model failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("export")
+    command.add_argument("cases", nargs="+", metavar="MODEL:BxS[xLAYERS]", help=f"models: {', '.join(MODELS)}")
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
+    command = commands.add_parser("run")
+    command.add_argument("models", nargs="+", type=Path)
+    command.add_argument("--seed", type=int, default=11)
+    command.add_argument("--commit", default=os.environ.get("STOF_COMMIT", ""))
+    command.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
+    arguments = parser.parse_args()
+    failed = False
+    if arguments.command == "export":
+        for case in arguments.cases:
+            export(case, arguments.output)
+        return 0
+    for path in arguments.models:
+        try:
+            line = run(path, arguments)
+        except Exception as error:  # the next model may still run
+            line, failed = {"model": path.stem, "failed": f"{type(error).__name__}: {error}"}, True
+        print(json.dumps(line), flush=True)
+        with arguments.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
