@@ -41,11 +41,11 @@ def _sort(proto: onnx.ModelProto) -> list[str]:
     for function in proto.functions:
         holders += [g for node in function.node for inner in node_graphs(node) for g in all_graphs(inner)]
     # Inner graphs first: sorting copies the nodes, and with them the graphs inside.
-    changed = [_sort_nodes(h) for h in reversed(holders)]
+    changed = [sort_nodes(h) for h in reversed(holders)]
     return ["repaired: nodes were not in topological order"] if any(changed) else []
 
 
-def _sort_nodes(holder: onnx.GraphProto | onnx.FunctionProto) -> bool:
+def sort_nodes(holder: onnx.GraphProto | onnx.FunctionProto) -> bool:
     """Stable topological sort of a graph's or function's nodes; False when they were in order (or are cyclic)."""
     nodes = list(holder.node)
     producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}

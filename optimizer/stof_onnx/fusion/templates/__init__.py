@@ -1,0 +1,27 @@
+"""Which template computes a segment."""
+
+from __future__ import annotations
+
+from stof_onnx.fusion.segment import Segment
+from stof_onnx.fusion.templates.algebra import Algebra, Unsupported
+from stof_onnx.fusion.templates.gemm import gated_mlp, gemm_epilogue
+from stof_onnx.fusion.templates.norm import norm
+from stof_onnx.fusion.templates.types import GEMM_TEMPLATES, Instance, NoMatch, Template
+
+__all__ = ["GEMM_TEMPLATES", "Instance", "NoMatch", "Template", "recognise"]
+
+
+def recognise(segment: Segment) -> Instance | NoMatch:
+    """The instance that computes exactly the segment's outputs from its inputs, or why there is none."""
+    if problem := segment.problem():
+        return NoMatch(problem)
+    try:
+        algebra = Algebra(segment)
+        gemms = sum(1 for operator in segment.operators if operator.gemm)
+        if not gemms:
+            return norm(segment, algebra)
+        if len(segment.outputs) > 1:
+            return NoMatch("more than one of its tensors is read outside")
+        return gemm_epilogue(segment, algebra) if gemms == 1 else gated_mlp(segment, algebra)
+    except Unsupported as unsupported:
+        return NoMatch(str(unsupported))

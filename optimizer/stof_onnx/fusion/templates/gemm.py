@@ -1,0 +1,142 @@
+"""GEMM templates: `gemm_epilogue`, activation(x w + b) + residual, and `gated_mlp`, activation(x w + b) · (x w2 + b2).
+
+Both need constant weights whose sizes are multiples of 8, and an output with the leading axes of x. What is proven is
+that the segment's output is that function of its inputs in real numbers; the kernels sum and finish in fp32 and round
+once, where the original rounds after every operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stof_onnx.fusion.segment import Segment
+from stof_onnx.fusion.templates.activations import activation_of
+from stof_onnx.fusion.templates.algebra import FULL, VECTOR, Algebra
+from stof_onnx.fusion.templates.types import Instance, NoMatch, Template
+
+Attributes = dict[str, int | float | str]
+_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """x w + bias + residual; empty names where a part is absent."""
+
+    x: str
+    weight: str
+    transposed: bool
+    bias: str = ""
+    residual: str = ""
+
+
+def gemm_epilogue(segment: Segment, a: Algebra) -> Instance | NoMatch:
+    """activation(x w + bias) + residual, each part but the product optional."""
+    out = a.of(segment.outputs[0])
+    name, inner = activation_of(a, *a.factors(out)) or ("none", out)
+    residual = ""
+    if name == "none" and (split := _outer_residual(a, out)) is not None:
+        name, inner, residual = split
+    linear = _linear(a, inner)
+    if isinstance(linear, NoMatch):
+        return linear
+    if linear.residual and (residual or name != "none"):
+        return NoMatch("something is added ahead of the activation")
+    residual = residual or linear.residual
+    inputs = [linear.x, linear.weight, *filter(None, (linear.bias, residual))]
+    attributes: Attributes = {
+        "activation": name,
+        "has_bias": int(bool(linear.bias)),
+        "has_residual": int(bool(residual)),
+    }
+    turned = (linear.weight,) if linear.transposed else ()
+    return _instance(segment, a, "gemm_epilogue", inputs, attributes, turned)
+
+
+def gated_mlp(segment: Segment, a: Algebra) -> Instance | NoMatch:
+    """activation(x w_gate + b_gate) · (x w_up + b_up)."""
+    coefficient, factors = a.factors(a.of(segment.outputs[0]))
+    reason = NoMatch("it is no product of two GEMMs of one input, one of them activated")
+    for i, factor in enumerate(factors):
+        up = _linear(a, factor)
+        if isinstance(up, NoMatch) or up.residual:
+            continue
+        found = activation_of(a, coefficient, factors[:i] + factors[i + 1 :])
+        gate = _linear(a, found[1]) if found else reason
+        if found is None or isinstance(gate, NoMatch) or gate.residual or gate.x != up.x:
+            continue
+        if bool(gate.bias) != bool(up.bias):
+            return NoMatch("one of the two GEMMs has a bias and the other has none")
+        biases = [gate.bias, up.bias] if gate.bias else []
+        attributes: Attributes = {"activation": found[0], "has_bias": int(bool(biases))}
+        turned = tuple(part.weight for part in (gate, up) if part.transposed)
+        return _instance(segment, a, "gated_mlp", [gate.x, gate.weight, up.weight, *biases], attributes, turned)
+    return reason
+
+
+def _outer_residual(a: Algebra, e: int) -> tuple[str, int, str] | None:
+    """activation(inner) + residual as (activation, inner, residual); None when it is not that, or has no activation."""
+    constant, terms = a.terms(e)
+    if constant or len(terms) != 2:
+        return None
+    for (scale, term), (other_scale, other) in (terms, terms[::-1]):
+        form = a.form(other)
+        if other_scale != 1.0 or form[0] != "input" or a.shapes[other].kind != FULL:
+            continue
+        coefficient, factors = a.factors(term)
+        found = activation_of(a, scale * coefficient, factors)
+        if found is not None and found[0] != "none":
+            return found[0], found[1], str(form[1])
+    return None
+
+
+def _linear(a: Algebra, e: int) -> _Linear | NoMatch:
+    constant, terms = a.terms(e)
+    if constant or any(coefficient != 1.0 for coefficient, _ in terms):
+        return NoMatch("its GEMM is scaled, or a number is added")
+    found: dict[str, str | bool] = {}
+    for _, term in terms:
+        form, kind = a.form(term), a.shapes[term].kind
+        if form[0] == "matmul":
+            x = a.form(form[1])  # type: ignore[arg-type]
+            if x[0] != "input":
+                return NoMatch("something is computed ahead of the GEMM")
+            parts: dict[str, str | bool] = {"x": str(x[1]), "weight": str(form[2]), "transposed": bool(form[3])}
+        elif form[0] == "input" and kind == VECTOR:
+            parts = {"bias": str(form[1])}
+        elif form[0] == "input" and kind == FULL:
+            parts = {"residual": str(form[1])}
+        else:
+            return NoMatch("what is added to the GEMM is neither a bias nor a tensor of its output's size")
+        if found.keys() & parts.keys():
+            return NoMatch("two GEMMs, or two biases, or two tensors are added")
+        found |= parts
+    if "x" not in found:
+        return NoMatch("there is no GEMM")
+    return _Linear(**found)  # type: ignore[arg-type]
+
+
+def _instance(
+    segment: Segment,
+    a: Algebra,
+    template: Template,
+    inputs: list[str],
+    attributes: Attributes,
+    transposed: tuple[str, ...],
+) -> Instance | NoMatch:
+    tensors, output = segment.block.tensors, segment.outputs[0]
+    if a.leading(inputs[0]) != a.leading(output):
+        return NoMatch("its output has other leading axes than its input")
+    width, depth = a.shapes[a.of(output)].width, a.shapes[a.of(inputs[0])].width
+    if width % _MULTIPLE or depth % _MULTIPLE:
+        return NoMatch(f"a weight of {depth} x {width}: both must be multiples of {_MULTIPLE}")
+    rows = rows_of(tensors.opt(inputs[0]))
+    rank = 1 + len(a.leading(output))
+    return Instance(template, tuple(inputs), (output,), attributes, a.dtype, rows, width, depth, rank, transposed)
+
+
+def rows_of(shape: tuple[int, ...] | None) -> int:
+    """The product of the leading axes; 0 where they are not known."""
+    rows = 1
+    for size in shape[:-1] if shape else (0,):
+        rows *= size
+    return rows

@@ -1,0 +1,62 @@
+"""What a recogniser says of a segment: an instance of a template, or why it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Template = Literal["gemm_epilogue", "gated_mlp", "norm", "chain"]
+GEMM_TEMPLATES = ("gemm_epilogue", "gated_mlp")
+
+
+@dataclass(frozen=True)
+class NoMatch:
+    """No template computes this segment; `reason` says what is in the way."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A template with all that decides what it computes.
+
+    Attributes:
+        template: its name.
+        inputs: tensors in the order that the template's node takes them.
+        outputs: tensors in the order that the template's node makes them.
+        attributes: of the node (contract: docs/architecture.md), without the configuration.
+        dtype: of the model's tensors: "fp32", "fp16" or "bf16".
+        rows: product of the leading axes at the sizes to tune for; 0 where they are not known.
+        width: last axis of the first output.
+        depth: last axis of x (K of GEMMs; the width of everything else).
+        rank: of x and of every output.
+        transposed: inputs that are weights stored [N, K]; lowering turns them.
+        program: of chains: what each output is, as nested tuples over input places.
+    """
+
+    template: Template
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, int | float | str]
+    dtype: str
+    rows: int
+    width: int
+    depth: int
+    rank: int
+    transposed: tuple[str, ...] = ()
+    program: tuple[object, ...] = field(default=())
+
+    @property
+    def gemms(self) -> int:
+        """Matrix products it does."""
+        return {"gemm_epilogue": 1, "gated_mlp": 2}.get(self.template, 0)
+
+    @property
+    def operands(self) -> int:
+        """Full-sized tensors [rows, width] that it reads beside the operands of its GEMMs."""
+        if self.template == "gemm_epilogue":
+            return int(self.attributes.get("has_residual", 0))
+        if self.template == "gated_mlp":
+            return 0
+        return int(self.attributes.get("operands", 1))
