@@ -10,6 +10,12 @@ from pathlib import Path
 from stof_onnx.errors import StofError
 
 
+def cache_root() -> Path:
+    """Where builds and compiled kernels are kept: STOF_CACHE_DIR, or stof-onnx in the user's cache folder."""
+    base = os.environ.get("STOF_CACHE_DIR")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stof-onnx"
+
+
 def check_source(path: Path) -> None:
     """Refuses what can not be read as a file: a folder, or a device or pipe, which could block for ever.
 

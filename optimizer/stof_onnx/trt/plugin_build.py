@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from stof_onnx.errors import StofError
+from stof_onnx.files import cache_root
 from stof_onnx.trt import toolchain
 from stof_onnx.trt.plugin_sources import source_hash, source_root
 
@@ -63,11 +64,8 @@ class Target:
 
 
 def cache_folder() -> Path:
-    """STOF_CACHE_DIR, or stof-onnx in the user's cache folder; plugins lie in its folder `plugins`."""
-    base = os.environ.get("STOF_CACHE_DIR")
-    if base:
-        return Path(base) / "plugins"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stof-onnx" / "plugins"
+    """The folder `plugins` of the cache."""
+    return cache_root() / "plugins"
 
 
 def target(

@@ -1,0 +1,138 @@
+"""Compiles what is not in the cache, in parallel processes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import IO
+
+from stof_onnx.errors import StofError
+from stof_onnx.kernels.cubin_program import KernelImage
+from stof_onnx.kernels.triton_rows.cache import KernelCache
+from stof_onnx.kernels.triton_rows.request import KernelRequest
+
+_ADVICE = "pip install 'stof-onnx[fusion]', or bring a cache of compiled kernels (STOF_CACHE_DIR)"
+
+
+def compile_kernels(
+    requests: Sequence[KernelRequest],
+    cache: KernelCache | None = None,
+    jobs: int | None = None,
+    done: Callable[[int], None] = lambda compiled: None,
+) -> list[KernelImage]:
+    """The image of each request, from the cache or compiled now. Equal requests are compiled once.
+
+    Args:
+        jobs: compiling processes (default: one a core).
+        done: is told how many kernels have been compiled, after each one.
+
+    Raises:
+        StofError: a kernel is not cached and Triton is not installed, or does not compile it.
+    """
+    cache = cache or KernelCache()
+    found = {request: cache.get(request) for request in dict.fromkeys(requests)}
+    missing = [request for request, image in found.items() if image is None]
+    if missing:
+        if cache.triton is None:
+            raise StofError(f"{len(missing)} kernels are not compiled, and Triton is not installed", "kernels", _ADVICE)
+        found.update(_compile(missing, cache, jobs or _cores(), done))
+    images = [found[request] for request in requests]
+    return [image for image in images if image is not None]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compile(
+    requests: list[KernelRequest], cache: KernelCache, jobs: int, done: Callable[[int], None]
+) -> dict[KernelRequest, KernelImage]:
+    waiting: SimpleQueue[KernelRequest] = SimpleQueue()
+    for request in requests:
+        waiting.put(request)
+    images: dict[KernelRequest, KernelImage] = {}
+    workers = [_Worker() for _ in range(max(1, min(jobs, len(requests))))]
+
+    def serve(worker: _Worker) -> None:
+        while True:
+            try:
+                request = waiting.get_nowait()
+            except Empty:
+                return
+            image = worker.compile(request)
+            cache.put(request, image)
+            images[request] = image
+            done(len(images))
+
+    pool = ThreadPoolExecutor(len(workers))
+    try:
+        for outcome in [pool.submit(serve, worker) for worker in workers]:
+            outcome.result()
+    finally:  # on Ctrl-C, too: killed workers end their threads
+        for worker in workers:
+            worker.close()
+        pool.shutdown(wait=True, cancel_futures=True)
+    return images
+
+
+class _Worker:
+    """A compiling process."""
+
+    def __init__(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "stof_onnx.kernels.triton_rows.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environment,
+            text=True,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+
+    def compile(self, request: KernelRequest) -> KernelImage:
+        """Compiles one kernel.
+
+        Raises:
+            StofError: it does not compile.
+        """
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(request.to_json() + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except (OSError, ValueError):
+            line = ""
+        answer = json.loads(line) if line else {"error": f"the compiler ended: {self._last_words()}"}
+        if "error" in answer:
+            raise StofError(f"Triton does not compile a kernel for sm_{request.arch}: {answer['error']}", "kernels")
+        return KernelImage(**{**answer, "cubin": base64.b64decode(answer["cubin"])})
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._stderr.seek(0)
+        return self._stderr.read()[-400:].decode(errors="replace").strip() or f"exit code {self._process.returncode}"
+
+    def close(self) -> None:
+        """Ends the process; the end of its input lets it tidy up."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.close()
+        except OSError:
+            pass
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._stderr.close()
