@@ -90,7 +90,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class CubinProgram:
-    """Compiled kernels and how to launch them, one after the other. `kernels`: images of one kernel, by architecture."""
+    """Compiled kernels and how to launch them, one after the other. `kernels`: each in its images by architecture."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -106,7 +106,7 @@ class CubinProgram:
 
     def pack(self) -> bytes:
         """The bytes that an engine holds."""
-        return _Packer(self).bytes()
+        return _Packer(self).packed()
 
     def base64(self) -> str:
         """The text of the node's attribute `program`."""
@@ -128,7 +128,7 @@ class _Packer:
         self.node_words: list[int] = []
         self.body = bytearray()
 
-    def bytes(self) -> bytes:
+    def packed(self) -> bytes:
         program = self.program
         for tensors in (program.inputs, program.outputs):
             self._words(len(tensors))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import subprocess
@@ -88,7 +89,7 @@ class _Worker:
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "stof_onnx.kernels.triton_rows.worker"],
             stdin=subprocess.PIPE,
@@ -125,10 +126,8 @@ class _Worker:
     def close(self) -> None:
         """Ends the process; the end of its input lets it tidy up."""
         assert self._process.stdin and self._process.stdout
-        try:
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
-        except OSError:
-            pass
         try:
             self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:

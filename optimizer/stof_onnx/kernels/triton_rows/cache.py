@@ -1,7 +1,7 @@
 """Compiled kernels on disk, by content. A folder of them can be copied to a machine without Triton and used there.
 
-One file a kernel, `<cache>/kernels/triton-<version>/<digest>.kernel`: a line of JSON, then the cubin. Files appear whole,
-by a rename, so any number of processes may share a folder. A damaged file counts as absent.
+One file a kernel, `<cache>/kernels/triton-<version>/<digest>.kernel`: a line of JSON, then the cubin. Files appear
+whole, by a rename, so any number of processes may share a folder. A damaged file counts as absent.
 """
 
 from __future__ import annotations

@@ -83,9 +83,7 @@ def assemble(program: RowProgram, config: RowConfig, rank: int, images: Sequence
             Tensor(given.dtype, _dims(program, given.kind, [None] * (rank - 1) if i == first else leading))
             for i, given in enumerate(program.inputs)
         ),
-        outputs=tuple(
-            Tensor(out.dtype, _dims(program, program.kinds[out.value], leading)) for out in program.outputs
-        ),
+        outputs=tuple(Tensor(out.dtype, _dims(program, program.kinds[out.value], leading)) for out in program.outputs),
         workspace=constant(0),
         kernels=(tuple(images[:half]), tuple(images[half:])),
         launches=(

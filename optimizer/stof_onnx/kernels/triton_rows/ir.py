@@ -157,7 +157,8 @@ def _check(program: RowProgram) -> None:
         raise refuse(f"{len(program.ops)} operations are more than {MAX_OPS}")
     if not program.inputs or not program.outputs or not any(given.kind.per_row for given in program.inputs):
         raise refuse("needs an input that varies over rows, and an output")
-    if any(t.dtype not in DTYPE_BYTES for t in (*program.inputs, *program.outputs)):
+    types = [given.dtype for given in program.inputs] + [out.dtype for out in program.outputs]
+    if any(dtype not in DTYPE_BYTES for dtype in types):
         raise refuse(f"knows the types {', '.join(DTYPE_BYTES)}")
     if any(given.kind is Kind.SCALAR for given in program.inputs):
         raise refuse("has no scalar inputs: use constants")

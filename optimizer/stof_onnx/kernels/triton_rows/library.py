@@ -8,7 +8,7 @@ from stof_onnx.kernels.triton_rows.ir import RowBuilder, RowProgram
 
 
 def layer_norm(b: RowBuilder, x: int, gamma: int | None, beta: int | None, eps: float) -> int:
-    """(x - mean) / sqrt(var + eps) · gamma + beta, with the biased variance about the mean (ONNX LayerNormalization)."""
+    """(x - mean) / sqrt(var + eps) · gamma + beta, with the biased variance (ONNX LayerNormalization)."""
     centred = b.sub(x, b.op("row_mean", x))
     variance = b.op("row_mean", b.mul(centred, centred))
     return _affine(b, b.mul(centred, b.op("rsqrt", b.add(variance, b.constant(eps)))), gamma, beta)
@@ -78,7 +78,9 @@ def norm_program(
     return b.build()
 
 
-def activation_program(activation: str, cols: int, dtype: str, *, bias: bool = False, gated: bool = False) -> RowProgram:
+def activation_program(
+    activation: str, cols: int, dtype: str, *, bias: bool = False, gated: bool = False
+) -> RowProgram:
     """activation(x + bias), times a second tensor where gated. Inputs: x, [bias vector], [factor]."""
     b = RowBuilder(cols)
     x = b.rows(dtype)

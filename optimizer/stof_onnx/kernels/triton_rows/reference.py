@@ -1,4 +1,4 @@
-"""What a row program means, in float64: the judge of its kernels, and the way to check a program against ONNX operators."""
+"""What a row program means, in float64: the judge of its kernels, and how to check one against ONNX operators."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class _Writer:
         if kind is Kind.ROWS:
             offset, mask = f"at * {self.program.cols} + c{chunk}", " & ".join(filter(None, ("here", inside)))
         elif kind is Kind.VECTOR:
-            # Every row loads it for itself, in the layout of the rows: a single row would change layouts in shared memory.
+            # Each row loads it, in the layout of the rows: one row for all would change layouts in shared memory.
             offset, mask = f"tl.broadcast_to(c{chunk}, {self.config.rows}, {self.config.block})", inside
         else:
             offset, mask = "at", "here"

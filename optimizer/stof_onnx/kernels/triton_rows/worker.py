@@ -1,4 +1,4 @@
-"""The compiling process: reads requests from stdin, a line of JSON each, and answers with a line each. Needs Triton, no GPU.
+"""The compiling process: requests come on stdin, a line of JSON each, and get a line each. Needs Triton, no GPU.
 
 A process of its own, since Triton's compiler may abort, and so that compiling is parallel.
 """
