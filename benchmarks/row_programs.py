@@ -147,7 +147,7 @@ def main() -> None:
     torch.manual_seed(int(time.time()))
     every = [case for case in cases() if arguments.cases in case.name]
     items = [(case.program, config, 2) for case in every for config in configurations(case.program)]
-    cubins = iter(compile_programs(items, (10 * major + minor,)))
+    cubins = iter(compile_programs(items, (10 * major + minor,), fallback=False))
     for case in every:
         mine = [next(cubins) for _ in configurations(case.program)]
         if time.monotonic() - begun > arguments.seconds:

@@ -43,6 +43,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _bench(_parser().parse_args(arguments))
     if arguments[:1] == ["plugin"]:
         return _plugin(_parser().parse_args(arguments))
+    if arguments[:1] == ["kernels"]:
+        return _kernels(_parser().parse_args(arguments))
     return _run(_parser().parse_args(arguments))
 
 
@@ -153,6 +155,22 @@ def _plugin(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _kernels(arguments: argparse.Namespace) -> int:
+    from stof_onnx.kernels.triton_command import compile_command
+
+    compile_command(
+        arguments.programs,
+        arguments.width,
+        arguments.dtype or ["fp16"],
+        arguments.arch or [80, 86, 89, 90],
+        arguments.jobs,
+        arguments.output,
+        Console(),
+        Console(stderr=True),
+    )
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stof-onnx",
@@ -218,6 +236,16 @@ def _parser() -> argparse.ArgumentParser:
             help="build or find the TensorRT plugin library",
             description="The plugin library is built once for each TensorRT version and cached (STOF_CACHE_DIR, else "
             "the user's cache folder). STOF_PLUGIN_LIBRARY names one to use instead.",
+            epilog=_EXIT_CODES,
+        )
+    )
+
+    _kernels_parser(
+        commands.add_parser(
+            "kernels",
+            help="compile the kernels of fused regions ahead of time (needs Triton, no GPU)",
+            description="Kernels of fused regions are compiled by Triton once and cached (STOF_CACHE_DIR, else the "
+            "user's cache folder). The cache's folder `kernels` can be copied to machines without Triton.",
             epilog=_EXIT_CODES,
         )
     )
@@ -290,6 +318,36 @@ def _plugin_parser(command: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--architectures", default="80;90a", metavar="LIST", help="GPU architectures of the kernels (%(default)s)"
         )
+
+
+def _kernels_parser(command: argparse.ArgumentParser) -> None:
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "compile every configuration of row programs, unless it is cached"
+    action = actions.add_parser("compile", help=text, description=text)
+    action.add_argument("programs", type=Path, nargs="*", metavar="FILE", help="programs as JSON, one a line")
+    action.add_argument(
+        "--width",
+        type=_positive,
+        action="append",
+        default=[],
+        metavar="N",
+        help="also norms and activations of rows of N elements (repeat for more)",
+    )
+    action.add_argument(
+        "--dtype",
+        choices=("fp16", "bf16", "fp32"),
+        action="append",
+        help="their types (default: fp16; repeat for more)",
+    )
+    action.add_argument(
+        "--arch",
+        type=_architecture,
+        action="append",
+        metavar="SM",
+        help="GPU architectures (default: 80, 86, 89 and 90; repeat for more)",
+    )
+    action.add_argument("--jobs", type=_positive, metavar="N", help="compiling processes (default: one a core)")
+    action.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder of the kernels instead of the cache's")
 
 
 def _common(command: argparse.ArgumentParser) -> None:

@@ -25,7 +25,6 @@ from stof_onnx.kernels.cubin_expr import BINARY, CONSTANT, SIZE, Expr
 
 MAGIC, FORMAT, NONE = 0x50465453, 1, 0xFFFFFFFF
 DTYPES = ("fp16", "bf16", "fp32", "int32")
-ALIGNMENT = 16
 
 
 class ArgKind(IntEnum):
@@ -78,11 +77,14 @@ class Launch:
     """One kernel launch.
 
     Attributes:
-        kernel: index of the kernel, which may assume that every pointer is a multiple of 16 where `fallback` is given.
-        fallback: index of the kernel that assumes nothing, used where a pointer is not.
+        kernel: index of the kernel.
+        alignment: in bytes, of every pointer the kernel gets; 1 where it assumes none.
+        fallback: index of the kernel, of the same geometry and without assumptions, for pointers that are not aligned;
+            None: such pointers are an error.
     """
 
     kernel: int
+    alignment: int
     fallback: int | None
     grid: tuple[Expr, Expr, Expr]
     args: tuple[Arg, ...]
@@ -150,9 +152,8 @@ class _Packer:
 
     def _launch(self, launch: Launch) -> None:
         fallback = NONE if launch.fallback is None else launch.fallback
-        alignment = 1 if launch.fallback is None else ALIGNMENT
         grid = [self._node(axis) for axis in launch.grid]
-        self._words(launch.kernel, fallback, alignment, *grid, len(launch.args))
+        self._words(launch.kernel, fallback, launch.alignment, *grid, len(launch.args))
         for arg in launch.args:
             if isinstance(arg.value, Expr):
                 self._words(arg.kind, self._node(arg.value))

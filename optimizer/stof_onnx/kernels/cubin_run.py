@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from stof_onnx.errors import StofError
-from stof_onnx.kernels.cubin_program import ALIGNMENT, ArgKind, CubinProgram, KernelImage, Launch
+from stof_onnx.kernels.cubin_program import ArgKind, CubinProgram, KernelImage, Launch
 
 Shape = Sequence[int]
 _POINTERS = (ArgKind.INPUT, ArgKind.OUTPUT, ArgKind.WORKSPACE)
@@ -86,9 +86,11 @@ class LoadedProgram:
         for launch in self.program.launches:
             values, types = self._arguments(launch, inputs, outputs, shapes, workspace)
             pointers = [v for v, arg in zip(values, launch.args, strict=True) if arg.kind in _POINTERS]
-            kernel = launch.kernel
-            if launch.fallback is not None and any(int(pointer) % ALIGNMENT for pointer in pointers):
+            kernel: int | None = launch.kernel
+            if any(int(pointer) % launch.alignment for pointer in pointers):
                 kernel = launch.fallback
+            if kernel is None:
+                raise StofError(f"a pointer is not a multiple of {launch.alignment}", "cubin program")
             function, image = self._kernels[kernel]
             grid = [axis.evaluate(shapes) for axis in launch.grid]
             if min(grid) == 0:

@@ -91,3 +91,17 @@ def activation_program(
         y = b.mul(y, b.rows(dtype))
     b.output(y, dtype)
     return b.build()
+
+
+def standard_programs(cols: int, dtype: str) -> dict[str, RowProgram]:
+    """What transformers compute along rows of hidden states, by name: what `stof-onnx kernels compile` compiles."""
+    programs = {}
+    for norm, eps in (("layer_norm", 1e-5), ("layer_norm", 1e-12), ("rms_norm", 1e-6), ("rms_norm", 1e-5)):
+        programs[f"{norm} {eps:g}"] = norm_program(norm, cols, dtype, add=False, eps=eps)
+        programs[f"add {norm} {eps:g}"] = norm_program(norm, cols, dtype, add=True, eps=eps)
+        programs[f"bias add {norm} {eps:g}"] = norm_program(norm, cols, dtype, add=True, bias=True, eps=eps)
+        programs[f"add {norm} {eps:g} and sum"] = norm_program(norm, cols, dtype, add=True, keep_sum=True, eps=eps)
+    for activation in ACTIVATIONS:
+        programs[f"bias {activation}"] = activation_program(activation, cols, dtype, bias=True)
+        programs[f"{activation} mul"] = activation_program(activation, cols, dtype, gated=True)
+    return programs
