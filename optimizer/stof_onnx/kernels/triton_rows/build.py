@@ -115,7 +115,8 @@ class _Worker:
             line = ""
         answer = json.loads(line) if line else {"error": f"the compiler ended: {self._last_words()}"}
         if "error" in answer:
-            raise StofError(f"Triton does not compile a kernel for sm_{request.arch}: {answer['error']}", "kernels")
+            reason = " ".join(answer["error"].split())
+            raise StofError(f"Triton does not compile a kernel for sm_{request.arch}: {reason}", "kernels")
         return KernelImage(**{**answer, "cubin": base64.b64decode(answer["cubin"])})
 
     def _last_words(self) -> str:
