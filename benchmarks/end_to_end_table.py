@@ -1,0 +1,126 @@
+"""The end-to-end tables of docs/benchmarks.md, from benchmarks/results/end_to_end.jsonl.
+
+    python -m benchmarks.end_to_end_table [--add FILE ...]
+
+`--add` appends the lines of files that another machine wrote: of benchmarks.end_to_end and benchmarks.real_models as
+they are, of benchmarks.compile_peer as `compile_ms` and `err_compile` of the encoder's line with that mask and size.
+Lines that report a failure are left out and named. The newest line of a case counts; a peer's time stays until it is
+measured anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "end_to_end.jsonl", ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- end-to-end table: begin -->", "<!-- end-to-end table: end -->"
+ENCODER = "encoder-768"
+_KEY = ("model", "mask", "B", "S", "layers", "precision", "fusion")
+_PEER = ("compile_ms", "err_compile", "torch")
+
+Line = dict[str, Any]
+
+
+def combined(lines: Iterable[Line]) -> tuple[list[Line], list[str]]:
+    """Result lines with the peer's figures in them, and what failed."""
+    results: list[Line] = []
+    peers: dict[tuple[Any, ...], Line] = {}
+    failed = []
+    for line in lines:
+        if "failed" in line:
+            failed.append(f"{line.get('model') or line.get('mask')}: {line['failed']}")
+        elif "mode" in line:
+            at = line["mask"], line["B"], line["S"], line["layers"]
+            if at not in peers or line["compile_ms"] < peers[at]["compile_ms"]:
+                peers[at] = line
+        else:
+            results.append(line)
+    for line in results:
+        peer = peers.get((line["mask"], line["B"], line["S"], line["layers"])) if line["model"] == ENCODER else None
+        line |= {name: peer[name] for name in _PEER} if peer else {}
+    return results, failed
+
+
+def newest(lines: Iterable[Line]) -> list[Line]:
+    """The last line of each case, in order of first appearance; with the peer's time of an earlier one if need be."""
+    last: dict[tuple[Any, ...], Line] = {}
+    for line in lines:
+        key = tuple(line[name] for name in _KEY)
+        kept = {name: value for name, value in last.get(key, {}).items() if name in _PEER}
+        last[key] = {**kept, **line}
+    return list(last.values())
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Markdown: the encoder by mask and size, then the exported models."""
+    parts = []
+    encoder = "The encoder (hidden 768, 12 heads) of `benchmarks/end_to_end.py`:"
+    exports = "`stof-onnx optimize --engine` on exports (hidden 768, 12 heads), by `benchmarks/real_models.py`:"
+    for title, is_encoder in ((encoder, True), (exports, False)):
+        if some := [x for x in lines if (x["model"] == ENCODER) == is_encoder]:
+            parts += [title, "", *_rows(some), ""]
+    sources = sorted({(x["gpu"], x["trt"], x["tactic_sources"]) for x in lines})
+    for gpu, trt, tactics in sources:
+        parts.append(f"{gpu}, TensorRT {trt}, tactic sources {tactics} on both sides. ")
+    return "\n".join(parts).strip()
+
+
+def _rows(lines: Sequence[Line]) -> Iterable[str]:
+    peer = any("compile_ms" in line for line in lines)
+    yield (
+        "| model, mask | B,S | layers | plain ms | stof ms | plain / stof | kept |"
+        + (" compile ms | compile / stof |" if peer else "")
+        + " rel. error plain, stof | memory MiB plain, stof | mask bytes, dense | kernel | measured |"
+    )
+    yield "|" + "---|" * (14 if peer else 12)
+    for x in sorted(lines, key=lambda x: (x["fusion"], -x["B"] * x["S"], -x["S"], x["model"])):
+        name = x["mask"] if x["model"] == ENCODER else x["model"]
+        cells = [name + (" + regions" if x["fusion"] else ""), f"{x['B']},{x['S']}", str(x["layers"])]
+        cells += [_number(x["plain_ms"]), _number(x["stof_ms"]), _number(x["speedup"], 3), x["kept"]]
+        if peer:
+            known = x.get("compile_ms")
+            cells += [_number(known), _number(known and x["stof_ms"] and known / x["stof_ms"], 3)]
+        cells.append(f"{_error(x['err_plain'])}, {_error(x['err_stof'])}")
+        cells.append(f"{x['plain_mem_mb']:.0f}, {x['stof_mem_mb']:.0f}")
+        cells.append(f"{x['mask_bytes']:,}, {x['dense_mask_bytes']:,}")
+        cells += [x["kernel"] or "–", f"{x['date'][:10]} {x['commit']}"]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "–" if value is None else f"{value:.{digits}g}"
+
+
+def _error(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1e}"
+
+
+def read(path: Path) -> list[Line]:
+    """All lines, oldest first; none when there is no file."""
+    return [json.loads(text) for text in path.read_text().splitlines() if text.strip()] if path.exists() else []
+
+
+def main() -> None:
+    """Appends what is given, and writes the table into docs/benchmarks.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE")
+    arguments = parser.parse_args()
+    added, failed = combined(line for path in arguments.add for line in read(path))
+    for text in failed:
+        print(f"left out: {text}")
+    if added:
+        with RESULTS.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in added)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(newest(read(RESULTS)))}\n{END}{after}")
+    print(f"{len(added)} lines added; {PAGE.name} written")
+
+
+if __name__ == "__main__":
+    main()
