@@ -14,7 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HOT = {"80": ("block_f16.cu", "block_bf16.cu"), "90a": ("block_f16.cu", "block_bf16.cu", "attention_sm90*.cu")}
+HOT = {"80": ("block_f16.cu", "block_bf16.cu"), "90a": ("block_f16.cu", "block_bf16.cu", "attention_sm90*.cu", "fused/*_sm90*.cu")}
 REPORT = re.compile(
     r"Compiling entry function '(?P<name>\S+)'.*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
     r".*?Used (?P<registers>\d+) registers",
@@ -24,7 +24,7 @@ REPORT = re.compile(
 
 def reports(source: Path, arch: str) -> list[re.Match[str]]:
     """ptxas' report of each kernel in `source`."""
-    root = source.parent.parent
+    root = Path(__file__).parent
     with tempfile.TemporaryDirectory() as directory:
         command = ["nvcc", "-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas=-v", "-cubin"]
         command += ["-I", str(root / "include"), "-I", str(root / "src"), "-o", f"{directory}/out.cubin", str(source)]

@@ -3,30 +3,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cudaTypedefs.h>
 #include <limits>
 
 #include "attention_sm90.cuh"
+#include "sm90/tensor_map.h"
 
 namespace stof {
 namespace {
 
 using sm90::Args;
-using EncodeTiled = PFN_cuTensorMapEncodeTiled_v12000;
+using sm90::encode_tiled;
 
 constexpr int64_t kCacheBytes = int64_t{24} << 20;  // K and V of the heads in flight; about half of the L2
-
-EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* pointer = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &pointer, 12000, cudaEnableDefault, &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(pointer)
-                                                                        : nullptr;
-  }();
-  return function;
-}
 
 bool make_map(CUtensorMap* map, const AttentionParams& p, const TensorView& view, int dim, int seq, int heads, int rows) {
   const cuuint64_t sizes[4] = {cuuint64_t(dim), cuuint64_t(seq), cuuint64_t(heads), cuuint64_t(p.batch)};

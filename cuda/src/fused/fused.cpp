@@ -1,0 +1,119 @@
+// The public entry points of fused regions: argument checks and the choice of a variant.
+#include "stof/fused.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "fused/variants.h"
+
+namespace stof {
+namespace {
+
+#ifdef STOF_HAVE_SM90
+#define STOF_CONFIG(name, bands, columns, stages, cluster, ping_pong, gated, buffers) \
+  {name, (bands) * 64 * ((ping_pong) ? 1 : 2), (columns) / ((gated) ? 2 : 1), 64, stages, cluster, 90},
+constexpr FusedConfig kGemmConfigs[] = {STOF_GEMM_VARIANTS(STOF_CONFIG)};
+constexpr FusedConfig kGatedConfigs[] = {STOF_GATED_VARIANTS(STOF_CONFIG)};
+#undef STOF_CONFIG
+#endif
+
+bool misaligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; }
+
+const char* bad_matrix(const void* data, int64_t stride, int64_t columns) {
+  if (!data) return "a null matrix";
+  if (misaligned(data)) return "a matrix that is not 16-byte aligned";
+  if (stride % 8 != 0) return "a row stride that is not a multiple of 16 bytes";
+  if (stride < columns || stride > std::numeric_limits<int32_t>::max()) return "a row stride that is shorter than its row or too long";
+  return nullptr;
+}
+
+int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+int32_t fused_config_count(FusedTemplate template_id) {
+#ifdef STOF_HAVE_SM90
+  if (template_id == FusedTemplate::kGemmEpilogue) return static_cast<int32_t>(std::size(kGemmConfigs));
+  if (template_id == FusedTemplate::kGatedMlp) return static_cast<int32_t>(std::size(kGatedConfigs));
+#endif
+  static_cast<void>(template_id);
+  return 0;
+}
+
+const FusedConfig* fused_config(FusedTemplate template_id, int32_t index) {
+  if (index < 0 || index >= fused_config_count(template_id)) return nullptr;
+#ifdef STOF_HAVE_SM90
+  return (template_id == FusedTemplate::kGatedMlp ? kGatedConfigs : kGemmConfigs) + index;
+#else
+  return nullptr;
+#endif
+}
+
+int32_t fused_auto_config(const FusedParams& p, int32_t sms) {
+  // Work of the fullest multiprocessor, in elements of output tiles; a small tile costs its overhead, a lonely one its loads.
+  int32_t best = -1;
+  double best_cost = std::numeric_limits<double>::infinity();
+  for (int32_t i = 0; i < fused_config_count(p.template_id); ++i) {
+    const FusedConfig& c = *fused_config(p.template_id, i);
+    const int64_t clusters = std::max(sms / c.cluster_m, 1);
+    const int64_t tiles = ceiling(p.m, int64_t{c.tile_m} * c.cluster_m) * ceiling(p.n, c.tile_n);
+    const double area = double(c.tile_m) * c.tile_n;
+    const double cost = double(ceiling(tiles, clusters)) * (area + 64.0 * (c.tile_m + c.tile_n / c.cluster_m));
+    if (cost < best_cost) {
+      best = i;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+size_t fused_workspace_bytes(const FusedParams&) { return 0; }
+
+const char* fused_unsupported(const FusedParams& p) {
+  const bool gated = p.template_id == FusedTemplate::kGatedMlp;
+  if (!gated && p.template_id != FusedTemplate::kGemmEpilogue) return "an unknown template";
+  if (fused_config_count(p.template_id) == 0) return "this build has no sm_90 kernels";
+  if (p.config != kAutoConfig && !fused_config(p.template_id, p.config)) return "an unknown configuration";
+  if (p.dtype != DType::kF16 && p.dtype != DType::kBF16) return "fused regions take fp16 and bf16 only";
+  if (static_cast<int32_t>(p.activation) < 0 || p.activation > Activation::kSilu) return "an unknown activation";
+  if (p.m < 1 || p.n < 1 || p.k < 1) return "a size that is not positive";
+  if (p.n % 8 != 0 || p.k % 8 != 0) return "n or k is not a multiple of 8";
+  // Tiles are counted, and rows reached, in 32 bits.
+  if (ceiling(p.m, 64) * ceiling(p.n, 64) > std::numeric_limits<int32_t>::max() / 2 ||
+      p.m > std::numeric_limits<int32_t>::max() - 1024 || p.n > std::numeric_limits<int32_t>::max() - 1024 ||
+      p.k > std::numeric_limits<int32_t>::max() - 1024)
+    return "a size beyond what 32-bit tile indices reach";
+  if (!gated && (p.b2 || p.bias2)) return "a second factor outside a gated region";
+  if (gated && p.residual) return "a gated region with a residual";
+  if (const char* why = bad_matrix(p.a, p.stride_a, p.k)) return why;
+  if (const char* why = bad_matrix(p.b, p.stride_b, p.n)) return why;
+  if (const char* why = bad_matrix(p.out, p.stride_out, p.n)) return why;
+  if (gated)
+    if (const char* why = bad_matrix(p.b2, p.stride_b2, p.n)) return why;
+  if (p.residual)
+    if (const char* why = bad_matrix(p.residual, p.stride_residual, p.n)) return why;
+  if (misaligned(p.bias) || misaligned(p.bias2)) return "a bias that is not 16-byte aligned";
+  if (p.residual == p.out && p.stride_residual != p.stride_out) return "a residual in place with another row stride";
+  return nullptr;
+}
+
+cudaError_t fused_launch(const FusedParams& p, cudaStream_t stream) {
+  if (fused_unsupported(p)) return cudaErrorInvalidValue;
+#ifdef STOF_HAVE_SM90
+  int32_t config = p.config;
+  if (config == kAutoConfig) {
+    int device = 0, sms = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    if (error != cudaSuccess) return error;
+    config = fused_auto_config(p, sms);
+  }
+  return p.dtype == DType::kF16 ? gemm_sm90_f16(p, config, stream) : gemm_sm90_bf16(p, config, stream);
+#else
+  static_cast<void>(stream);
+  return cudaErrorInvalidValue;
+#endif
+}
+
+}  // namespace stof

@@ -1,0 +1,202 @@
+"""One fused GEMM region on the GPU: fresh inputs, a float64 reference, the same computation op by op in its own type.
+
+Rows of every matrix are followed by NaN where strides leave room, and matrices by NaN rows; outputs start poisoned and
+lie between guard zones. Every case runs twice and must repeat bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from stof_onnx.kernels.fused_capi import AUTO_CONFIG, Activation, FusedLibrary, FusedParams, Template
+
+from tests.cuda.harness import CAPI_DTYPES, DTYPES, GUARD, POISON, ROUNDING
+
+
+@dataclass(frozen=True)
+class FusedCase:
+    """What to run. `pad` elements follow each row of every matrix; `residual` is none, other or in_place."""
+
+    template: Template = Template.GEMM_EPILOGUE
+    config: int = AUTO_CONFIG
+    m: int = 130
+    n: int = 136
+    k: int = 72
+    dtype: str = "f16"
+    activation: Activation = Activation.NONE
+    bias: bool = True
+    residual: str = "none"
+    pad: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.template.name.lower(), f"{self.config}", f"{self.m}x{self.n}x{self.k}", self.dtype]
+        parts += [self.activation.name.lower(), f"bias{int(self.bias)}", self.residual, f"pad{self.pad}"]
+        return "-".join(parts)
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    functional = torch.nn.functional
+    return {
+        Activation.NONE: lambda x: x,
+        Activation.RELU: torch.relu,
+        Activation.GELU_ERF: functional.gelu,
+        Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
+        Activation.SILU: functional.silu,
+    }[activation](x)
+
+
+class FusedInputs:
+    """Fresh tensors of a case."""
+
+    def __init__(self, case: FusedCase, seed: int, device: str = "cuda") -> None:
+        self.case, self.device, self.dtype = case, device, DTYPES[case.dtype]
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        gated = case.template == Template.GATED_MLP
+        self.a = self._matrix(case.m, case.k)
+        self.b = self._matrix(case.k, case.n, case.k**-0.5 * 2)
+        self.b2 = self._matrix(case.k, case.n, case.k**-0.5) if gated else None
+        self.bias = self._randn(case.n) if case.bias else None
+        self.bias2 = self._randn(case.n) if case.bias and gated else None
+        self.residual = self._matrix(case.m, case.n) if case.residual != "none" else None
+
+    def _randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator, device=self.device).to(self.dtype)
+
+    def _matrix(self, rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
+        storage = torch.full((rows + 3, columns + self.case.pad), torch.nan, dtype=self.dtype, device=self.device)
+        view = storage[:rows, :columns]
+        view.copy_(self._randn(rows, columns) * scale)
+        return view
+
+    def output(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A poisoned output, and the whole buffer with its guard zones."""
+        case = self.case
+        word, pattern = POISON[self.dtype]
+        width = case.n + case.pad
+        buffer = torch.full((case.m * width + 2 * GUARD,), pattern, dtype=word, device=self.device).view(self.dtype)
+        return buffer[GUARD : GUARD + case.m * width].view(case.m, width)[:, : case.n], buffer
+
+    def params(self, out: torch.Tensor) -> FusedParams:
+        case = self.case
+        p = FusedParams(
+            template_id=case.template, config=case.config, dtype=CAPI_DTYPES[case.dtype], activation=case.activation,
+            m=case.m, n=case.n, k=case.k, a=self.a.data_ptr(), b=self.b.data_ptr(), out=out.data_ptr(),
+            stride_a=self.a.stride(0), stride_b=self.b.stride(0), stride_out=out.stride(0),
+        )  # fmt: skip
+        if self.b2 is not None:
+            p.b2, p.stride_b2 = self.b2.data_ptr(), self.b2.stride(0)
+        if self.bias is not None:
+            p.bias = self.bias.data_ptr()
+        if self.bias2 is not None:
+            p.bias2 = self.bias2.data_ptr()
+        if self.residual is not None:
+            place = out if case.residual == "in_place" else self.residual
+            p.residual, p.stride_residual = place.data_ptr(), place.stride(0)
+        return p
+
+    def reference(self, dtype: torch.dtype) -> torch.Tensor:
+        """The region op by op in `dtype`."""
+
+        def linear(b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            product = self.a.to(dtype) @ b.to(dtype)
+            return product if bias is None else product + bias.to(dtype)
+
+        out = activate(linear(self.b, self.bias), self.case.activation)
+        if self.b2 is not None:
+            out = out * linear(self.b2, self.bias2)
+        return out if self.residual is None else out + self.residual.to(dtype)
+
+
+def run(library: FusedLibrary, inputs: FusedInputs) -> torch.Tensor:
+    """Runs the case into a poisoned output; checks guard zones and that nothing but the output was written."""
+    case = inputs.case
+    out, buffer = inputs.output()
+    word, pattern = POISON[inputs.dtype]
+    if case.residual == "in_place":
+        out.copy_(inputs.residual)
+    p = inputs.params(out)
+    reason = library.unsupported(p)
+    assert reason is None, f"unsupported: {reason}"
+    assert library.workspace_bytes(p) == 0
+    library.launch(p, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    words = buffer.view(word)
+    assert bool((words[:GUARD] == pattern).all()) and bool((words[-GUARD:] == pattern).all()), (
+        "wrote outside the output"
+    )
+    rows = words[GUARD:-GUARD].view(case.m, case.n + case.pad)
+    assert bool((rows[:, case.n :] == pattern).all()), "wrote behind the rows of the output"
+    assert not bool((rows[:, : case.n] == pattern).any()), "left elements unwritten"
+    return out
+
+
+def check(library: FusedLibrary, case: FusedCase, base_seed: int) -> tuple[float, float]:
+    """Runs one case and compares. Returns (our error, the framework's error): largest, against float64.
+
+    Raises:
+        AssertionError: with the case and the seed in the message.
+    """
+    seed = (zlib.crc32(str(case).encode()) ^ base_seed) & 0x7FFFFFFF
+    where = f"{case} (base seed {base_seed})"
+    inputs = FusedInputs(case, seed)
+    try:
+        out, again = run(library, inputs), run(library, inputs)
+    except AssertionError as error:
+        raise AssertionError(f"{where}: {error}") from error
+    word = POISON[inputs.dtype][0]
+    assert torch.equal(out.contiguous().view(word), again.contiguous().view(word)), f"{where}: two runs differ"
+    reference = inputs.reference(torch.float64)
+    framework = inputs.reference(inputs.dtype).double()
+    difference, difference_framework = out.double() - reference, framework - reference
+    ours, theirs = difference.abs().max().item(), difference_framework.abs().max().item()
+    size = reference.abs().max().item()
+    bound = 2 * theirs + ROUNDING[case.dtype] * size
+    assert ours <= bound, (  # NaN fails too
+        f"{where}: error {ours:.3g} > {bound:.3g} (the framework's own: {theirs:.3g}, values up to {size:.3g})"
+    )
+    norm, norm_framework = difference.norm().item(), difference_framework.norm().item()
+    assert norm <= 1.1 * norm_framework + 1e-6 * reference.norm().item(), (
+        f"{where}: error norm {norm:.3g}, the framework's {norm_framework:.3g}"
+    )
+    return ours, theirs
+
+
+def cases(library: FusedLibrary) -> Iterator[FusedCase]:
+    """Every variant with each activation and dtype, on sizes with tails; and what strides, bias and residual may be."""
+    for template in Template:
+        for config in range(len(library.configs(template))):
+            base = FusedCase(template, config)
+            for activation in Activation:
+                for dtype in ("f16", "bf16"):
+                    yield dataclasses.replace(base, activation=activation, dtype=dtype, m=300, n=328, k=200)
+            # Many tiles a block, a single row, one step, long sums.
+            for m, n, k in ((5000, 1544, 72), (1, 8, 8), (257, 512, 64), (128, 136, 3000), (2049, 256, 776)):
+                yield dataclasses.replace(base, m=m, n=n, k=k, bias=False, pad=8)
+            if template == Template.GEMM_EPILOGUE:
+                for residual in ("other", "in_place"):
+                    for m, n, k in ((4100, 2056, 200), (77, 264, 64), (3000, 768, 768)):
+                        yield dataclasses.replace(base, m=m, n=n, k=k, residual=residual, pad=24, dtype="bf16")
+                    gelu = Activation.GELU_ERF
+                    yield dataclasses.replace(base, m=1000, n=1000, k=1000, residual=residual, activation=gelu)
+    for template in Template:
+        for m in (1, 128, 4096):
+            yield FusedCase(template, AUTO_CONFIG, m, 768, 768)
+
+
+def fuzz(library: FusedLibrary, count: int, seed: int) -> Iterator[FusedCase]:
+    """Random combinations."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        template = rng.choice(list(Template))
+        gated = template == Template.GATED_MLP
+        yield FusedCase(
+            template, rng.randrange(-1, len(library.configs(template))),
+            m=rng.randint(1, 3000), n=8 * rng.randint(1, 300), k=8 * rng.randint(1, 200),
+            dtype=rng.choice(("f16", "bf16")), activation=rng.choice(list(Activation)), bias=rng.random() < 0.7,
+            residual="none" if gated else rng.choice(("none", "other", "in_place")), pad=8 * rng.randint(0, 3),
+        )  # fmt: skip
