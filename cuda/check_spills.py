@@ -14,7 +14,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HOT = {"80": ("block_f16.cu", "block_bf16.cu"), "90a": ("block_f16.cu", "block_bf16.cu", "attention_sm90*.cu", "fused/*_sm90*.cu")}
+HOT = {
+    "80": ("block_f16.cu", "block_bf16.cu"),
+    "90a": ("block_f16.cu", "block_bf16.cu", "attention_sm90*.cu", "fused/*_sm90*.cu"),
+}
 REPORT = re.compile(
     r"Compiling entry function '(?P<name>\S+)'.*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
     r".*?Used (?P<registers>\d+) registers",
