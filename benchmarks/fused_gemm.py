@@ -120,6 +120,10 @@ def product_only(x: Buffers) -> None:
         torch.mm(x.a, x.b2, out=x.out)
 
 
+def lt_gelu(x: Buffers) -> None:
+    torch._addmm_activation(x.bias, x.a, x.b, use_gelu=True, out=x.out)
+
+
 def candidates(
     library: FusedLibrary, case: Case, sets: list[Buffers], dtype: DType
 ) -> dict[str, Callable[[Buffers, int], None]]:
@@ -136,9 +140,7 @@ def candidates(
     result["cublas_product"] = lambda x, _: product_only(x)
     result["cublas_unfused"] = lambda x, _: unfused(case, x)
     if case.activation == Activation.GELU_TANH and case.bias and not case.residual:
-        result["cublaslt_gelu"] = lambda x, _: (
-            torch._addmm_activation(x.bias, x.a, x.b, use_gelu=True, out=x.out) and None
-        )
+        result["cublaslt_gelu"] = lambda x, _: lt_gelu(x)
     return result
 
 

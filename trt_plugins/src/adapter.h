@@ -1,14 +1,13 @@
-// What the two adapters share of TensorRT's own types, which V2 and V3 have in common.
+// What all adapters share of TensorRT's own types, which V2 and V3 have in common.
 #pragma once
-#include <string>
 #include <vector>
 
 #include "NvInfer.h"
-#include "attention_core.h"
+#include "field.h"
+#include "tensor_desc.h"
 
 namespace stof {
 
-constexpr char kPluginName[] = "StofAttention";
 constexpr char kPluginVersion[] = "1";
 constexpr char kPluginNamespace[] = "stof";
 
@@ -30,15 +29,15 @@ inline TensorDesc tensor_desc(const nvinfer1::Dims& dims, nvinfer1::DataType typ
   return t;
 }
 
-// Descriptions of `n` inputs.
-struct InputDescs {
-  TensorDesc tensors[kMaxInputs];
+// Descriptions of `n` tensors.
+struct TensorDescs {
+  TensorDesc tensors[kMaxTensors];
   int32_t count;
-  InputDescs(const nvinfer1::PluginTensorDesc* in, int32_t n) : count(n < kMaxInputs ? n : kMaxInputs) {
+  TensorDescs(const nvinfer1::PluginTensorDesc* in, int32_t n) : count(n < kMaxTensors ? n : kMaxTensors) {
     for (int32_t i = 0; i < count; ++i) tensors[i] = tensor_desc(in[i].dims, in[i].type);
   }
   // At the largest shapes of the optimization profile (`desc` has them only where they are static).
-  InputDescs(const nvinfer1::DynamicPluginTensorDesc* in, int32_t n) : count(n < kMaxInputs ? n : kMaxInputs) {
+  TensorDescs(const nvinfer1::DynamicPluginTensorDesc* in, int32_t n) : count(n < kMaxTensors ? n : kMaxTensors) {
     for (int32_t i = 0; i < count; ++i) tensors[i] = tensor_desc(in[i].max, in[i].desc.type);
   }
 };
@@ -47,54 +46,16 @@ struct InputDescs {
 // would let a kernel write into its neighbours' workspace.
 constexpr size_t kNoWorkspaceIsEnough = size_t{1} << 46;
 
-// Shape of O from the shapes of the inputs; false where their ranks do not fit the layout.
-inline bool output_shape(const AttentionConfig& c, const nvinfer1::DimsExprs* in, int32_t n, nvinfer1::IExprBuilder& b,
-                         nvinfer1::DimsExprs& out) {
-  using nvinfer1::DimensionOperation;
-  const auto times = [&](const nvinfer1::IDimensionExpr* x, int32_t factor) {
-    return b.operation(DimensionOperation::kPROD, *x, *b.constant(factor));
-  };
-  if (n < 1) return false;
-  if (c.packed()) {
-    if (in[0].nbDims != 2) return false;
-    out.nbDims = 2;
-    out.d[0] = in[0].d[0];
-    out.d[1] = b.constant(int64_t{c.num_heads} * c.v_head_dim);
-    return true;
-  }
-  if (n < 3) return false;
-  const nvinfer1::DimsExprs &q = in[0], &v = in[2];
-  const bool q_bhsd = c.layout_of(kQ) == Layout::kBHSD;
-  if ((q_bhsd && q.nbDims != 4) || (q.nbDims != 3 && q.nbDims != 4) || (v.nbDims != 3 && v.nbDims != 4)) return false;
-  const nvinfer1::IDimensionExpr* const batch = q.d[0];
-  const nvinfer1::IDimensionExpr* const seq = q_bhsd ? q.d[2] : q.d[1];
-  const bool folded = v.nbDims == 3;  // [B, S, Hkv * Dv]
-  if (c.layout_of(kO) == Layout::kBHSD) {
-    const auto* dv = folded ? b.operation(DimensionOperation::kFLOOR_DIV, *v.d[2], *b.constant(c.num_kv_heads)) : v.d[3];
-    out.nbDims = 4;
-    out.d[0] = batch;
-    out.d[1] = b.constant(c.num_heads);
-    out.d[2] = seq;
-    out.d[3] = dv;
-  } else {
-    out.nbDims = 3;
-    out.d[0] = batch;
-    out.d[1] = seq;
-    out.d[2] = folded ? times(v.d[2], c.num_heads / c.num_kv_heads) : times(v.d[3], c.num_heads);
-  }
-  return true;
-}
-
 // The attributes a creator declares to the ONNX parser.
 class FieldList {
  public:
-  FieldList() {
-    for (int32_t i = 0; i < field_count(); ++i) {
-      const Field::Kind kind = field_kind(i);
+  FieldList(int32_t count, const char* (*name)(int32_t), Field::Kind (*kind_of)(int32_t)) {
+    for (int32_t i = 0; i < count; ++i) {
+      const Field::Kind kind = kind_of(i);
       const auto type = kind == Field::Kind::kFloat ? nvinfer1::PluginFieldType::kFLOAT32
                         : kind == Field::Kind::kInt ? nvinfer1::PluginFieldType::kINT32
                                                     : nvinfer1::PluginFieldType::kCHAR;
-      fields_.emplace_back(field_name(i), nullptr, type, kind == Field::Kind::kText ? 0 : 1);
+      fields_.emplace_back(name(i), nullptr, type, kind == Field::Kind::kText ? 0 : 1);
     }
     collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
   }
@@ -105,31 +66,37 @@ class FieldList {
   nvinfer1::PluginFieldCollection collection_{};
 };
 
-// The node's configuration from the attributes TensorRT hands over. nullptr, or what is wrong with them, in `error`.
-inline const char* read_collection(const nvinfer1::PluginFieldCollection* fc, AttentionConfig& config, char* error, size_t size) {
-  std::vector<Field> fields;
-  std::vector<int32_t> narrowed;
-  const int32_t n = fc && fc->fields ? fc->nbFields : 0;
-  narrowed.reserve(static_cast<size_t>(n > 0 ? n : 0));  // pointers into it stay valid
-  for (int32_t i = 0; i < n; ++i) {
-    const nvinfer1::PluginField& f = fc->fields[i];
-    Field field{f.name, Field::Kind::kOther, f.data, f.length};
-    if (f.type == nvinfer1::PluginFieldType::kFLOAT32) field.kind = Field::Kind::kFloat;
-    if (f.type == nvinfer1::PluginFieldType::kINT32) field.kind = Field::Kind::kInt;
-    if (f.type == nvinfer1::PluginFieldType::kCHAR) field.kind = Field::Kind::kText;
+// The attributes TensorRT hands over. Integers of 64 bits that fit 32 are narrowed.
+class Fields {
+ public:
+  explicit Fields(const nvinfer1::PluginFieldCollection* fc) {
+    const int32_t n = fc && fc->fields ? fc->nbFields : 0;
+    narrowed_.reserve(static_cast<size_t>(n > 0 ? n : 0));  // pointers into it stay valid
+    for (int32_t i = 0; i < n; ++i) {
+      const nvinfer1::PluginField& f = fc->fields[i];
+      Field field{f.name, Field::Kind::kOther, f.data, f.length};
+      if (f.type == nvinfer1::PluginFieldType::kFLOAT32) field.kind = Field::Kind::kFloat;
+      if (f.type == nvinfer1::PluginFieldType::kINT32) field.kind = Field::Kind::kInt;
+      if (f.type == nvinfer1::PluginFieldType::kCHAR) field.kind = Field::Kind::kText;
 #if NV_TENSORRT_MAJOR >= 10
-    if (f.type == nvinfer1::PluginFieldType::kINT64 && f.length == 1 && f.data) {
-      const int64_t wide = *static_cast<const int64_t*>(f.data);
-      if (wide >= INT32_MIN && wide <= INT32_MAX) {
-        narrowed.push_back(static_cast<int32_t>(wide));
-        field.kind = Field::Kind::kInt;
-        field.data = &narrowed.back();
+      if (f.type == nvinfer1::PluginFieldType::kINT64 && f.length == 1 && f.data) {
+        const int64_t wide = *static_cast<const int64_t*>(f.data);
+        if (wide >= INT32_MIN && wide <= INT32_MAX) {
+          narrowed_.push_back(static_cast<int32_t>(wide));
+          field.kind = Field::Kind::kInt;
+          field.data = &narrowed_.back();
+        }
       }
-    }
 #endif
-    fields.push_back(field);
+      fields_.push_back(field);
+    }
   }
-  return read_fields(fields.data(), static_cast<int32_t>(fields.size()), config, error, size);
-}
+  const Field* data() const { return fields_.data(); }
+  int32_t count() const { return static_cast<int32_t>(fields_.size()); }
+
+ private:
+  std::vector<Field> fields_;
+  std::vector<int32_t> narrowed_;
+};
 
 }  // namespace stof

@@ -1,11 +1,12 @@
 #include "attention_config.h"
 
 #include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <limits>
+
+#include "fail.h"
 
 namespace stof {
 namespace {
@@ -74,14 +75,6 @@ constexpr Row kRows[] = {
 #undef INT
 #undef ENUM
 static_assert(std::size(kRows) == kWords, "every word of AttentionConfig has its row");
-
-const char* fail(char* error, size_t size, const char* format, ...) {
-  va_list args;
-  va_start(args, format);
-  std::vsnprintf(error, size, format, args);
-  va_end(args);
-  return error;
-}
 
 int32_t get_int(const AttentionConfig& c, const Row& r) {
   int32_t v;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "field.h"
+
 namespace stof {
 
 enum class Layout : int32_t { kBHSD = 0, kBSHD = 1, kPacked = 2 };
@@ -29,15 +31,6 @@ struct AttentionConfig {
 
   Layout layout_of(Tensor t) const { return static_cast<Layout>((layout >> (2 * t)) & 3); }
   bool packed() const { return layout_of(kQ) == Layout::kPacked; }
-};
-
-// One attribute as some TensorRT hands it over.
-struct Field {
-  enum class Kind { kFloat, kInt, kText, kOther };
-  const char* name;
-  Kind kind;
-  const void* data;
-  int32_t length;  // elements; characters of a text, with or without a closing NUL
 };
 
 // The attributes a creator declares: name and kind of each row, in order.

@@ -1,19 +1,11 @@
 #include "attention_core.h"
 
-#include <cstdarg>
-#include <cstdio>
 #include <initializer_list>
+
+#include "fail.h"
 
 namespace stof {
 namespace {
-
-const char* fail(char* error, size_t size, const char* format, ...) {
-  va_list args;
-  va_start(args, format);
-  std::vsnprintf(error, size, format, args);
-  va_end(args);
-  return error;
-}
 
 bool small(int64_t v) { return v > 0 && v <= INT32_MAX; }
 
@@ -84,7 +76,7 @@ bool AttentionCore::kernel_takes(const TensorDesc* in) const {
   constexpr int64_t kPlenty = int64_t{1} << 50;
   const bool relative = c.bias_kind == static_cast<int32_t>(BiasKind::kRelative);
   const int64_t seq_kv = c.mask_seq_kv, seq_q = relative && c.rel_rq < c.mask_seq_q ? c.rel_rq : c.mask_seq_q;
-  TensorDesc made[kMaxInputs];
+  TensorDesc made[kMaxTensors];
   if (c.packed()) {
     const int64_t width = int64_t{c.num_heads + c.num_kv_heads} * c.head_dim + int64_t{c.num_kv_heads} * c.v_head_dim;
     made[0] = {type, 2, {c.seq > 0 ? c.seq : seq_q, width}};

@@ -8,21 +8,12 @@
 
 #include "attention_config.h"
 #include "stof/attention.h"
+#include "tensor_desc.h"
 
 namespace stof {
 
-enum class ElementType : int32_t { kF16, kBF16, kF32, kI32, kOther };
-
-struct TensorDesc {
-  ElementType type;
-  int32_t rank;
-  int64_t dims[8];
-};
-
 // Places of the inputs after Q, K, V (or the packed one).
 enum MaskInput : int32_t { kFullRowPtr, kFullColIdx, kPartRowPtr, kPartColIdx, kBitmap, kRowOrder, kMaskIndex, kMaskInputs };
-
-constexpr int32_t kMaxInputs = 16;  // no node has more inputs and outputs
 
 // Why `kernel` can not run on a GPU of compute capability major.minor; nullptr where it can.
 inline const char* architecture_refusal(Kernel kernel, int32_t major, int32_t minor) {

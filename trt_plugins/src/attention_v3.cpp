@@ -2,8 +2,8 @@
 #include <cstring>
 #include <memory>
 
-#include "adapter.h"
-#include "log.h"
+#include "attention_adapter.h"
+#include "creators_v3.h"
 
 namespace stof {
 namespace {
@@ -31,7 +31,7 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
   }
   IPluginV3* clone() noexcept override { return new (std::nothrow) AttentionV3(core_.config()); }
 
-  AsciiChar const* getPluginName() const noexcept override { return kPluginName; }
+  AsciiChar const* getPluginName() const noexcept override { return kAttentionName; }
   AsciiChar const* getPluginVersion() const noexcept override { return kPluginVersion; }
   AsciiChar const* getPluginNamespace() const noexcept override { return kPluginNamespace; }
 
@@ -48,18 +48,18 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
   }
   bool supportsFormatCombination(int32_t pos, const DynamicPluginTensorDesc* io, int32_t n, int32_t outputs) noexcept override {
     return n == core_.num_inputs() && outputs == 1 && pos >= 0 && pos < n + outputs && io[pos].desc.format == TensorFormat::kLINEAR &&
-           core_.supports(pos, InputDescs(io, n + outputs).tensors);
+           core_.supports(pos, TensorDescs(io, n + outputs).tensors);
   }
   // At the largest shapes, so that what no kernel runs is refused while the engine is built.
   int32_t configurePlugin(const DynamicPluginTensorDesc* in, int32_t n, const DynamicPluginTensorDesc*,
                           int32_t) noexcept override {
     size_t bytes = 0;
-    return check("configure", InputDescs(in, n), bytes);
+    return check("configure", TensorDescs(in, n), bytes);
   }
   size_t getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t n, const DynamicPluginTensorDesc*,
                           int32_t) const noexcept override {
     size_t bytes = 0;
-    return check("workspace", InputDescs(in, n), bytes) ? kNoWorkspaceIsEnough : bytes;
+    return check("workspace", TensorDescs(in, n), bytes) ? kNoWorkspaceIsEnough : bytes;
   }
   // Timings of nodes with equal attributes and shapes may be shared.
   const char* getTimingCacheID() noexcept override { return metadata_; }
@@ -67,11 +67,11 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
 
   int32_t onShapeChange(const PluginTensorDesc* in, int32_t n, const PluginTensorDesc*, int32_t) noexcept override {
     size_t bytes = 0;
-    return check("shapes", InputDescs(in, n), bytes);
+    return check("shapes", TensorDescs(in, n), bytes);
   }
   int32_t enqueue(const PluginTensorDesc* in, const PluginTensorDesc*, const void* const* inputs, void* const* outputs,
                   void* workspace, cudaStream_t stream) noexcept override {
-    const InputDescs descs(in, core_.num_inputs());
+    const TensorDescs descs(in, core_.num_inputs());
     char error[256];
     const char* const why =
         core_.enqueue(descs.tensors, descs.count, inputs, outputs[0], workspace, stream, error, sizeof error);
@@ -89,14 +89,14 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
   const PluginFieldCollection* getFieldsToSerialize() noexcept override { return &fields_; }
 
  private:
-  int32_t check(const char* where, const InputDescs& in, size_t& bytes) const noexcept {
+  int32_t check(const char* where, const TensorDescs& in, size_t& bytes) const noexcept {
     char error[256];
     const char* why = core_.refused_here(error, sizeof error);
     if (!why) why = core_.check(in.tensors, in.count, bytes, error, sizeof error);
     return why ? report(where, why) : 0;
   }
   static int32_t report(const char* where, const char* what) noexcept {
-    log_error(where, what);
+    log_error(kAttentionName, where, what);
     return 1;
   }
 
@@ -109,7 +109,7 @@ class AttentionV3 final : public IPluginV3, public IPluginV3OneCore, public IPlu
 
 class AttentionV3Creator final : public IPluginCreatorV3One {
  public:
-  AsciiChar const* getPluginName() const noexcept override { return kPluginName; }
+  AsciiChar const* getPluginName() const noexcept override { return kAttentionName; }
   AsciiChar const* getPluginVersion() const noexcept override { return kPluginVersion; }
   AsciiChar const* getPluginNamespace() const noexcept override { return kPluginNamespace; }
   const PluginFieldCollection* getFieldNames() noexcept override { return fields_.get(); }
@@ -123,9 +123,9 @@ class AttentionV3Creator final : public IPluginCreatorV3One {
                                                    config, error, sizeof error)
                                      : read_collection(fc, config, error, sizeof error);
       if (!why) return new AttentionV3(config);
-      log_error(name ? name : "create", why);
+      log_error(kAttentionName, name ? name : "create", why);
     } catch (...) {
-      log_error("create", "out of memory");
+      log_error(kAttentionName, "create", "out of memory");
     }
     return nullptr;
   }
@@ -136,16 +136,14 @@ class AttentionV3Creator final : public IPluginCreatorV3One {
       if (fc->fields[i].name && std::strcmp(fc->fields[i].name, kConfigField) == 0) return &fc->fields[i];
     return nullptr;
   }
-  FieldList fields_;
+  AttentionFieldList fields_;
 };
 
 }  // namespace
-}  // namespace stof
 
-// TensorRT finds the creators of a library it loads through this.
-extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
-  static stof::AttentionV3Creator attention;
-  static nvinfer1::IPluginCreatorInterface* const list[] = {&attention};
-  count = 1;
-  return list;
+nvinfer1::IPluginCreatorInterface* attention_creator() {
+  static AttentionV3Creator creator;
+  return &creator;
 }
+
+}  // namespace stof

@@ -14,9 +14,9 @@ extern "C" __attribute__((visibility("default"))) void setLoggerFinder(nvinfer1:
 
 namespace stof {
 
-void log_error(const char* where, const char* what) noexcept {
+void log_error(const char* plugin, const char* where, const char* what) noexcept {
   char text[512];
-  std::snprintf(text, sizeof text, "StofAttention (%s): %s", where, what);
+  std::snprintf(text, sizeof text, "%s (%s): %s", plugin, where, what);
   nvinfer1::ILoggerFinder* const finder = g_finder;
   nvinfer1::ILogger* const logger = finder ? finder->findLogger() : nullptr;
   if (logger)

@@ -3,6 +3,7 @@
 
 namespace stof {
 
-void log_error(const char* where, const char* what) noexcept;
+// `plugin`: the plugin's name; `where`: its node, or what TensorRT was asking for.
+void log_error(const char* plugin, const char* where, const char* what) noexcept;
 
 }  // namespace stof

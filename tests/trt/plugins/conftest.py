@@ -23,16 +23,27 @@ def adapters() -> list[tuple[str, Path]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "host" in metafunc.fixturenames:
-        found = adapters()
-        metafunc.parametrize("host", found or [None], ids=[version for version, _ in found] or ["none"], indirect=True)
+    for fixture in ("host", "region_host"):
+        if fixture in metafunc.fixturenames:
+            found = adapters()
+            ids = [version for version, _ in found] or ["none"]
+            metafunc.parametrize(fixture, found or [None], ids=ids, indirect=True)
+
+
+def loaded(request: pytest.FixtureRequest, name: str) -> Iterator[Host]:
+    if request.param is None:
+        pytest.skip("needs `make plugins`")
+    version, path = request.param
+    host = Host(BUILT / f"libhost_{version}.so", path, name)
+    yield host
+    host.close()
 
 
 @pytest.fixture
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
-    if request.param is None:
-        pytest.skip("needs `make plugins`")
-    version, path = request.param
-    loaded = Host(BUILT / f"libhost_{version}.so", path)
-    yield loaded
-    loaded.close()
+    yield from loaded(request, "StofAttention")
+
+
+@pytest.fixture
+def region_host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    yield from loaded(request, "StofFusedRegion")

@@ -149,8 +149,8 @@ const char* host_log() {
   return last.c_str();
 }
 
-// The creator of a library, of which there has to be exactly one; null otherwise.
-void* host_load(const char* path) {
+// The creator of a plugin in a library; null where it has none of this name, or several.
+void* host_load(const char* path, const char* name) {
   void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     g_logger.text = dlerror();
@@ -162,7 +162,17 @@ void* host_load(const char* path) {
   finder(&g_logger);
   int32_t count = 0;
   Creator* const* const creators = entry(count);
-  return count == 1 ? creators[0] : nullptr;
+  void* found = nullptr;
+  for (int32_t i = 0; i < count; ++i) {
+#ifdef HOST_V2
+    const bool named = std::strcmp(creators[i]->getPluginName(), name) == 0;
+#else
+    const bool named = std::strcmp(one(creators[i])->getPluginName(), name) == 0;
+#endif
+    if (named && found) return nullptr;
+    if (named) found = creators[i];
+  }
+  return found;
 }
 
 // "name version namespace field:type:length ...".

@@ -1,4 +1,4 @@
-"""ctypes face of host.cpp, and small nodes that a plugin library is driven with."""
+"""ctypes face of host.cpp, and small StofAttention nodes that a plugin library is driven with."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def fields(attributes: Mapping[str, Any]) -> list[tuple[str, int, bytes, int]]:
 
 
 class Host:
-    """A loaded plugin library. Plugins it makes live until `close`."""
+    """A loaded plugin library and one of its creators. Plugins it makes live until `close`."""
 
-    def __init__(self, driver: Path, library: Path) -> None:
+    def __init__(self, driver: Path, library: Path, name: str = "StofAttention") -> None:
         c = self.c = ct.CDLL(str(driver))
         pointers = ("host_load", "host_create", "host_deserialize", "host_clone", "host_attach")
-        for name in pointers:
-            getattr(c, name).restype = ct.c_void_p
-        for name in ("host_log", "host_describe", "host_identity", "host_timing_key"):
-            getattr(c, name).restype = ct.c_char_p
-        for name in ("host_serialize", "host_configure"):
-            getattr(c, name).restype = ct.c_int64
+        for function in pointers:
+            getattr(c, function).restype = ct.c_void_p
+        for function in ("host_log", "host_describe", "host_identity", "host_timing_key"):
+            getattr(c, function).restype = ct.c_char_p
+        for function in ("host_serialize", "host_configure"):
+            getattr(c, function).restype = ct.c_int64
         self.v3, self.library = driver.name == "libhost_v3.so", library
-        self.creator = ct.c_void_p(c.host_load(str(library).encode()))
+        self.creator = ct.c_void_p(c.host_load(str(library).encode(), name.encode()))
         assert self.creator, self.log()
         self._alive: list[int] = []
 

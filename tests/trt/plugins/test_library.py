@@ -102,7 +102,7 @@ def test_the_lean_runtime_loads_it_and_creates_plugins(host: Host) -> None:
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["added"] == 1
+    assert seen["added"] == 2
     assert seen["identity"] == [["1", "stof", "IPluginCreatorV3One"]]
     assert set(seen["declared"]) == {text.split(":")[0] for text in host.describe()[3:]}
     assert seen["made"] == [True, True, True, False, False, False]
@@ -115,6 +115,6 @@ def test_two_loaded_copies_keep_to_themselves(host: Host, tmp_path: Path) -> Non
     """As engines with plugin libraries of different builds do in one process."""
     copy = tmp_path / "libstof_plugins_copy.so"
     shutil.copy(host.library, copy)
-    first = ct.c_void_p(host.c.host_load(str(host.library).encode()))
-    second = ct.c_void_p(host.c.host_load(str(copy).encode()))
+    first = ct.c_void_p(host.c.host_load(str(host.library).encode(), b"StofAttention"))
+    second = ct.c_void_p(host.c.host_load(str(copy).encode(), b"StofAttention"))
     assert first.value and second.value and first.value != second.value

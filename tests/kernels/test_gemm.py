@@ -1,0 +1,45 @@
+"""Names and estimates of the GEMM variants, held to the built library where there is one."""
+
+from __future__ import annotations
+
+import pytest
+from stof_onnx.kernels import gemm
+from stof_onnx.kernels.capi import DEFAULT_LIBRARY
+from stof_onnx.kernels.fused_capi import FusedLibrary, Template
+
+
+@pytest.mark.skipif(not DEFAULT_LIBRARY.is_file(), reason="needs `make cuda`")
+@pytest.mark.parametrize("template", Template)
+def test_the_table_is_the_librarys(template: Template) -> None:
+    built = FusedLibrary().configs(template)
+    listed = gemm.VARIANTS[template.name.lower()]
+    assert [(c.name, c.tile_m, c.tile_n, c.cluster_m) for c in built] == [
+        (v.name, v.tile_m, v.tile_n, v.cluster) for v in listed
+    ]
+
+
+@pytest.mark.parametrize("template", gemm.VARIANTS)
+def test_ranking_names_every_variant_once(template: str) -> None:
+    for m in (1, 128, 4096, 32768):
+        assert sorted(gemm.ranked(template, m, 3072, 768)) == sorted(gemm.configs(template))
+
+
+@pytest.mark.parametrize("template", gemm.VARIANTS)
+def test_estimates_grow_with_the_work_and_respect_the_memory(template: str) -> None:
+    for name in gemm.configs(template):
+        times = [gemm.estimate_us(template, name, m, 3072, 768) for m in (128, 4096, 32768)]
+        assert times == sorted(times)
+        moved = 2 * (32768 * 768 + 768 * 3072 + 32768 * 3072)
+        assert times[-1] > moved / gemm.H200.bandwidth * 1e6
+        assert gemm.estimate_us(template, name, 4096, 3072, 1536) > times[1]
+
+
+def test_small_tiles_are_for_few_rows() -> None:
+    few, many = (gemm.ranked("gemm_epilogue", m, 768, 768) for m in (128, 32768))
+    assert few[0] == "coop_128x64"
+    assert many[0] != "coop_128x64"
+
+
+def test_an_unknown_template_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        gemm.configs("cubin")

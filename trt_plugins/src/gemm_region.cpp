@@ -1,0 +1,149 @@
+#include "gemm_region.h"
+
+#include "fail.h"
+#include "stof/fused.h"
+
+namespace stof {
+namespace {
+
+bool small(int64_t v) { return v > 0 && v <= INT32_MAX; }
+
+// Inputs in order: x, w, [w_up], [bias], [b_up], [residual].
+class GemmRegion final : public RegionCore {
+ public:
+  GemmRegion(const RegionConfig& config, int32_t variant)
+      : gated_(config.template_id == RegionTemplate::kGatedMlp),
+        bias_(config.has_bias != 0),
+        residual_(config.has_residual != 0),
+        activation_(static_cast<Activation>(config.activation)),
+        variant_(variant) {}
+
+  int32_t num_inputs() const override { return residual_input() + residual_; }
+  int32_t num_outputs() const override { return 1; }
+  ElementType output_type(int32_t, const ElementType* inputs) const override { return inputs[0]; }
+
+  bool output_dims(int32_t, DimBuilder& builder, OutputDims& out) const override {
+    out.rank = builder.rank(0);
+    if ((out.rank != 2 && out.rank != 3) || builder.rank(1) != 2) return false;
+    for (int32_t i = 0; i < out.rank - 1; ++i) out.dims[i] = builder.input(0, i);
+    out.dims[out.rank - 1] = builder.input(1, 1);
+    return true;
+  }
+
+  bool supports(int32_t pos, const TensorDesc* tensors) const override {
+    const ElementType type = tensors[pos].type;
+    return pos == 0 ? type == ElementType::kF16 || type == ElementType::kBF16 : type == tensors[0].type;
+  }
+
+  const char* check(const TensorDesc* in, int32_t n, size_t& bytes, char* error, size_t size) const override {
+    FusedParams p;
+    if (const char* why = plan(in, n, p, error, size)) return why;
+    // The outcome depends on no pointer, but parameters are checked whole: any aligned address will do.
+    const void* const somewhere = reinterpret_cast<const void*>(uintptr_t{256});
+    const void* pointers[6] = {somewhere, somewhere, somewhere, somewhere, somewhere, somewhere};
+    place(p, pointers, const_cast<void*>(somewhere));
+    if (const char* why = fused_unsupported(p)) return fail(error, size, "no kernel runs this region: %s", why);
+    bytes = fused_workspace_bytes(p);
+    return nullptr;
+  }
+
+  const char* refused_here(char* error, size_t size) const override {
+    int device = 0, major = 0, minor = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+      cudaGetLastError();  // not left behind for others to find
+      return nullptr;
+    }
+    if (major == 9 && minor == 0) return nullptr;
+    return fail(error, size,
+                "the GEMM templates need a Hopper GPU (compute capability 9.0); this one has %d.%d: build the engine on the GPU "
+                "that it shall run on",
+                major, minor);
+  }
+
+  const char* enqueue(const TensorDesc* in, int32_t n, const void* const* data, void* const* out, void* workspace,
+                      cudaStream_t stream, char* error, size_t size) const override {
+    FusedParams p;
+    if (const char* why = plan(in, n, p, error, size)) return why;
+    place(p, data, out[0]);
+    p.workspace = workspace;
+    p.workspace_bytes = fused_workspace_bytes(p);
+    if (const char* why = fused_unsupported(p)) return fail(error, size, "no kernel runs this region: %s", why);
+    const cudaError_t status = fused_launch(p, stream);
+    return status == cudaSuccess ? nullptr : fail(error, size, "launch failed: %s", cudaGetErrorString(status));
+  }
+
+ private:
+  int32_t bias_input() const { return gated_ ? 3 : 2; }
+  int32_t residual_input() const { return bias_input() + (bias_ ? gated_ ? 2 : 1 : 0); }
+
+  // All of `p` but the pointers.
+  const char* plan(const TensorDesc* in, int32_t n, FusedParams& p, char* error, size_t size) const {
+    if (n != num_inputs()) return fail(error, size, "%d inputs, %d expected", n, num_inputs());
+    p = FusedParams{};
+    const TensorDesc &x = in[0], &w = in[1];
+    if (x.rank != 2 && x.rank != 3) return fail(error, size, "x has rank %d, neither 2 nor 3", x.rank);
+    int64_t rows = 1;
+    for (int32_t i = 0; i < x.rank - 1; ++i) rows = small(rows) && small(x.dims[i]) ? rows * x.dims[i] : 0;
+    const int64_t k = x.dims[x.rank - 1];
+    if (!small(rows) || !small(k)) return fail(error, size, "x has a size that is not positive or too large");
+    if (w.rank != 2 || w.dims[0] != k || !small(w.dims[1]))
+      return fail(error, size, "the weights are not [%lld, N]", static_cast<long long>(k));
+    const int64_t columns = w.dims[1];
+    if (gated_ && (in[2].rank != 2 || in[2].dims[0] != k || in[2].dims[1] != columns))
+      return fail(error, size, "the second weights are not [%lld, %lld]", static_cast<long long>(k), static_cast<long long>(columns));
+    for (int32_t i = bias_input(); i < residual_input(); ++i)
+      if (in[i].rank != 1 || in[i].dims[0] != columns)
+        return fail(error, size, "a bias is not [%lld]", static_cast<long long>(columns));
+    if (residual_) {
+      const TensorDesc& r = in[residual_input()];
+      bool fits = r.rank == x.rank && r.dims[r.rank - 1] == columns;
+      for (int32_t i = 0; fits && i < x.rank - 1; ++i) fits = r.dims[i] == x.dims[i];
+      if (!fits) return fail(error, size, "the residual does not have the output's shape");
+    }
+    p.template_id = gated_ ? FusedTemplate::kGatedMlp : FusedTemplate::kGemmEpilogue;
+    p.config = variant_;
+    p.dtype = x.type == ElementType::kF16 ? DType::kF16 : x.type == ElementType::kBF16 ? DType::kBF16 : DType::kF32;
+    p.activation = activation_;
+    p.m = static_cast<int32_t>(rows);
+    p.n = static_cast<int32_t>(columns);
+    p.k = static_cast<int32_t>(k);
+    p.stride_a = k;
+    p.stride_b = p.stride_b2 = p.stride_residual = p.stride_out = columns;
+    return nullptr;
+  }
+
+  void place(FusedParams& p, const void* const* data, void* out) const {
+    p.a = data[0];
+    p.b = data[1];
+    if (gated_) p.b2 = data[2];
+    if (bias_) p.bias = data[bias_input()];
+    if (bias_ && gated_) p.bias2 = data[bias_input() + 1];
+    if (residual_) p.residual = data[residual_input()];
+    p.out = out;
+  }
+
+  bool gated_, bias_, residual_;
+  Activation activation_;
+  int32_t variant_;
+};
+
+}  // namespace
+
+std::unique_ptr<RegionCore> make_gemm_region(const RegionConfig& config, char* error, size_t error_size) {
+  const FusedTemplate id =
+      config.template_id == RegionTemplate::kGatedMlp ? FusedTemplate::kGatedMlp : FusedTemplate::kGemmEpilogue;
+  const int32_t count = fused_config_count(id);
+  if (count == 0) {
+    fail(error, error_size, "this library was built without sm_90a machine code, which the GEMM templates need");
+    return nullptr;
+  }
+  if (config.config == "auto") return std::make_unique<GemmRegion>(config, kAutoConfig);
+  for (int32_t i = 0; i < count; ++i)
+    if (config.config == fused_config(id, i)->name) return std::make_unique<GemmRegion>(config, i);
+  fail(error, error_size, "attribute 'config' is '%s': this library has no such variant", config.config.c_str());
+  return nullptr;
+}
+
+}  // namespace stof

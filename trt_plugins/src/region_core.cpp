@@ -1,0 +1,18 @@
+#include "region_core.h"
+
+#include "fail.h"
+#include "gemm_region.h"
+
+namespace stof {
+
+std::unique_ptr<RegionCore> make_region(const RegionConfig& config, char* error, size_t error_size) {
+  switch (config.template_id) {
+    case RegionTemplate::kGemmEpilogue:
+    case RegionTemplate::kGatedMlp: return make_gemm_region(config, error, error_size);
+    case RegionTemplate::kCubin: break;
+  }
+  fail(error, error_size, "this library has no regions of this template");
+  return nullptr;
+}
+
+}  // namespace stof
