@@ -13,7 +13,7 @@ AUTO = "auto"  # the node attribute `config` that leaves the choice to the libra
 
 @dataclass(frozen=True)
 class GemmVariant:
-    """One variant: its output tile, the blocks that share a tile of the weights, whether epilogues hide behind products."""
+    """One variant: its output tile, the blocks that share a tile of b, whether epilogues hide behind products."""
 
     name: str
     tile_m: int
