@@ -10,8 +10,11 @@ import onnxruntime as ort
 import pytest
 from stof_onnx.fusion.apply import apply_plan
 from stof_onnx.fusion.plan import BlockPlan, FusionPlan, PlannedRegion
-from stof_onnx.fusion.segment import block_hash
+from stof_onnx.fusion.search import Region
+from stof_onnx.fusion.search.roofline import program_of
+from stof_onnx.fusion.segment import Segment, block_hash
 from stof_onnx.fusion.templates import Instance, NoMatch, recognise
+from stof_onnx.kernels.triton_rows import reference as rows_reference
 
 from tests.fusion.graphs import GraphBuilder, gelu_erf, gelu_tanh, tensors_of, whole
 
@@ -23,6 +26,17 @@ ACTIVATIONS = {
     "gelu_erf": lambda x: x * (1 + _erf(x / np.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
 }
+
+
+def program_reference(segment: Segment, instance: Instance, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What the kernel of a region without a GEMM is compiled from, evaluated in float64 on flattened rows."""
+    program = program_of(Region(segment, instance), "fp32")
+    arrays = [
+        values[n].reshape(-1) if n in instance.vectors else values[n].reshape(-1, instance.width)
+        for n in instance.inputs
+    ]
+    shape = values[instance.inputs[0]].shape
+    return [y.reshape(shape) for y in rows_reference(program, arrays)]
 
 
 def reference(instance: Instance, values: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -68,8 +82,12 @@ def check(b: GraphBuilder, *outputs: str, sizes: dict[str, int] | None = None) -
     feeds = b.feeds(sizes)
     values = feeds | {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     got = dict(zip(outputs, run(model, feeds), strict=True))
-    for name, want in zip(instance.outputs, reference(instance, values), strict=True):
-        np.testing.assert_allclose(got[name], want, rtol=2e-4, atol=2e-4)
+    wanted = [] if instance.template == "chain" else [reference(instance, values)]
+    if instance.template in ("norm", "chain"):
+        wanted.append(program_reference(segment, instance, values))
+    for expected in wanted:
+        for name, want in zip(instance.outputs, expected, strict=True):
+            np.testing.assert_allclose(got[name], want, rtol=2e-4, atol=2e-4)
     again = run(_fused(model), feeds)
     for name, array in zip(outputs, again, strict=True):
         np.testing.assert_array_equal(array, got[name])
@@ -273,7 +291,7 @@ def test_sizes_that_no_kernel_takes(depth: int, width: int) -> None:
     assert "multiples of 8" in _refused(b, b.op("MatMul", b.input("x", 4, depth), b.weight(depth, width)))
 
 
-def test_other_norms_are_refused() -> None:
+def test_other_norms_are_not_taken_for_norms() -> None:
     b = _builder(11)
     s = b.input("x", 4, 16)
     square = b.op("Pow", s, b.const(2.0))
@@ -282,12 +300,36 @@ def test_other_norms_are_refused() -> None:
     b = _builder(12)
     s, other = b.input("x", 4, 16), b.input("y", 4, 16)
     mean = b.op("ReduceMean", b.op("Mul", other, other), axes=[-1], keepdims=1)
-    _refused(b, b.op("Div", s, b.op("Sqrt", b.op("Add", mean, b.const(1e-3)))))
+    assert check(b, b.op("Div", s, b.op("Sqrt", b.op("Add", mean, b.const(1e-3))))).template == "chain"
     b = _builder(13)
     s = b.input("x", 4, 16)
     centred = b.op("Sub", s, b.op("ReduceMean", s, axes=[-1], keepdims=1))
     mean = b.op("ReduceMean", b.op("Mul", s, s), axes=[-1], keepdims=1)  # of what is not centred
-    _refused(b, b.op("Div", centred, b.op("Sqrt", b.op("Add", mean, b.const(1e-3)))))
+    assert check(b, b.op("Div", centred, b.op("Sqrt", b.op("Add", mean, b.const(1e-3))))).template == "chain"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_chains(seed: int) -> None:
+    """Random elementwise operators on rows, vectors, numbers and means."""
+    b = _builder(seed)
+    made = [b.input("x", 2, 6, 16), b.input("y", 2, 6, 16)]
+    for _ in range(int(b.rng.integers(2, 9))):
+        kind = str(b.rng.choice(["Add", "Sub", "Mul", "Max", "Sigmoid", "Tanh", "Erf", "Relu", "Neg", "Pow", "mean"]))
+        first = str(b.rng.choice(made))
+        if kind in ("Add", "Sub", "Mul"):
+            choice = b.rng.integers(0, 3)
+            second = str(b.rng.choice(made)) if choice == 0 else b.vector(16) if choice == 1 else b.const(0.7)
+            pair = (first, second) if b.rng.integers(0, 2) else (second, first)
+            made.append(b.op(kind, *pair))
+        elif kind == "mean":
+            mean = b.op("ReduceMean", first, axes=[-1], keepdims=1)
+            made.append(b.op("Sub", first, mean))
+        elif kind in ("Max", "Pow"):
+            made.append(b.op(kind, first, b.const(0.0 if kind == "Max" else 2.0)))
+        else:
+            made.append(b.op(kind, first))
+    instance = check(b, made[-1])
+    assert instance.template in ("chain", "norm")
 
 
 def test_a_scaled_gemm_and_a_second_output_are_refused() -> None:

@@ -16,7 +16,8 @@ PREFIX = "StofFusedRegion"
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "gemm_epilogue": ("activation", "has_bias", "has_residual", "transposed"),
     "gated_mlp": ("activation", "has_bias", "transposed"),
-    "norm": ("kind", "epsilon", "has_bias", "has_residual", "has_scale", "has_shift", "keep_sum"),
+    "norm": ("kind", "epsilon", "has_bias", "has_residual", "has_scale", "has_shift", "keep_sum", "vectors"),
+    "chain": ("vectors",),
 }
 _COMMON = ("template", "config")
 
@@ -63,10 +64,14 @@ def region_function(segment: Segment, instance: Instance, opset: int) -> onnx.Fu
 
 
 def region_node(segment: Segment, instance: Instance, config: str) -> onnx.NodeProto:
-    """The call of the function that stands for the segment. `transposed` has bit i set where weight i is [N, K]."""
+    """The call of the function that stands for the segment.
+
+    `transposed` has bit i set where weight i is [N, K], `vectors` where input i is a constant along the last axis.
+    """
     weights = instance.inputs[1 : 1 + instance.gemms]
     values: dict[str, object] = dict(instance.attributes)
     values |= {"transposed": sum(1 << i for i, name in enumerate(weights) if name in instance.transposed)}
+    values |= {"vectors": sum(1 << i for i, name in enumerate(instance.inputs) if name in instance.vectors)}
     values |= {"template": instance.template, "config": config}
     last = segment.operators[-1].node
     node = onnx.NodeProto(op_type=function_name(segment), domain=DOMAIN)

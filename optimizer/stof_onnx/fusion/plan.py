@@ -24,7 +24,8 @@ class PlannedRegion:
         hash: of the segment.
         operators: their types, for the report.
         template, config: what runs it.
-        fused_us, left_us: microseconds as a region, and what leaving it to TensorRT would take in its place.
+        fused_us, left_us: microseconds as a region, and what leaving it to TensorRT would take in its place; None where
+            that was not timed.
         kept: whether it is fused.
         reason: why, or why not.
     """
@@ -35,8 +36,8 @@ class PlannedRegion:
     operators: tuple[str, ...]
     template: str
     config: str
-    fused_us: float
-    left_us: float
+    fused_us: float | None
+    left_us: float | None
     kept: bool
     reason: str
 

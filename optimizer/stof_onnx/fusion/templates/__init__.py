@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.templates.algebra import Algebra, Unsupported
+from stof_onnx.fusion.templates.chain import chain
 from stof_onnx.fusion.templates.gemm import gated_mlp, gemm_epilogue
 from stof_onnx.fusion.templates.norm import norm
 from stof_onnx.fusion.templates.types import GEMM_TEMPLATES, Instance, NoMatch, Template
@@ -19,7 +20,8 @@ def recognise(segment: Segment) -> Instance | NoMatch:
         algebra = Algebra(segment)
         gemms = sum(1 for operator in segment.operators if operator.gemm)
         if not gemms:
-            return norm(segment, algebra)
+            found = norm(segment, algebra)
+            return chain(segment, algebra) if isinstance(found, NoMatch) else found
         if len(segment.outputs) > 1:
             return NoMatch("more than one of its tensors is read outside")
         return gemm_epilogue(segment, algebra) if gemms == 1 else gated_mlp(segment, algebra)

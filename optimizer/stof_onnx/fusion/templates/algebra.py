@@ -27,9 +27,15 @@ from stof_onnx.graph.proto_shapes import Dim
 
 Term = tuple[float, int]
 _FUNCTIONS = {
-    "Erf": "erf", "Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu", "Sqrt": "sqrt", "Exp": "exp", "Abs": "abs",
-    "Log": "log", "Softplus": "softplus",
-}  # fmt: skip
+    "Erf": "erf",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "Relu": "relu",
+    "Sqrt": "sqrt",
+    "Exp": "exp",
+    "Abs": "abs",
+    "Log": "log",
+}
 FULL, ROW, VECTOR, NUMBER = "full", "row", "vector", "number"
 _EPSILON = {"fp32": 2**-20, "fp16": 2**-10, "bf16": 2**-7}  # how far constants may be off: exporters round them
 

@@ -61,10 +61,11 @@ def _instance(segment: Segment, a: Algebra, output: str, found: _Norm, others: d
         "has_scale": int(bool(found.scale)),
         "has_shift": int(bool(found.shift)),
         "keep_sum": len(others),
-        "operands": len(full),
     }
     rows, rank = rows_of(segment.block.tensors.opt(x)), 1 + len(a.leading(output))
-    return Instance("norm", tuple(names), (output, *others), attributes, a.dtype, rows, width, width, rank)
+    vectors = tuple(name for name in names if a.shapes[a.of(name)].kind == VECTOR)
+    outputs = (output, *others)
+    return Instance("norm", tuple(names), outputs, attributes, a.dtype, rows, width, width, rank, vectors=vectors)
 
 
 def _norm_of(a: Algebra, e: int) -> _Norm | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Template = Literal["gemm_epilogue", "gated_mlp", "norm", "chain"]
@@ -32,7 +32,7 @@ class Instance:
         depth: last axis of x (K of GEMMs; the width of everything else).
         rank: of x and of every output.
         transposed: inputs that are weights stored [N, K]; lowering turns them.
-        program: of chains: what each output is, as nested tuples over input places.
+        vectors: inputs that are constants along the last axis, where the template does not say.
     """
 
     template: Template
@@ -45,18 +45,14 @@ class Instance:
     depth: int
     rank: int
     transposed: tuple[str, ...] = ()
-    program: tuple[object, ...] = field(default=())
+    vectors: tuple[str, ...] = ()
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether there is anything to merge: a GEMM by itself is what TensorRT has already."""
+        return self.template != "gemm_epilogue" or any(v not in (0, "none") for v in self.attributes.values())
 
     @property
     def gemms(self) -> int:
         """Matrix products it does."""
         return {"gemm_epilogue": 1, "gated_mlp": 2}.get(self.template, 0)
-
-    @property
-    def operands(self) -> int:
-        """Full-sized tensors [rows, width] that it reads beside the operands of its GEMMs."""
-        if self.template == "gemm_epilogue":
-            return int(self.attributes.get("has_residual", 0))
-        if self.template == "gated_mlp":
-            return 0
-        return int(self.attributes.get("operands", 1))

@@ -1,0 +1,115 @@
+"""What a block takes under a choice of regions: the regions' times and those of the pieces that TensorRT keeps.
+
+Operators outside regions form runs. A run is cut ahead of each GEMM, since TensorRT merges a GEMM with what follows
+it and not with the next GEMM; each piece is timed as TensorRT compiles it by itself. So a region competes with the
+very operators it takes *and* with what its neighbours lose when it splits them off. Pieces without any operator
+that could be in a region are the same in every choice and count nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from stof_onnx.fusion.scheme import Scheme, Span
+from stof_onnx.fusion.search.ledger import BudgetSpent, Ledger
+from stof_onnx.fusion.search.timer import Region
+from stof_onnx.fusion.segment import Segment
+from stof_onnx.fusion.sequence import Block
+from stof_onnx.fusion.templates import Instance, recognise
+
+_LONGEST = 24  # operators of a segment that are looked at: the longest spelling of any template has fewer
+
+_MOVES = frozenset({"Reshape", "Cast", "Identity"})
+Choice = Mapping[Span, Region]
+
+
+class BlockSpace:
+    """One block, the regions that are possible in it, and what choices of them take."""
+
+    def __init__(self, block: Block, ledger: Ledger, count: int = 1) -> None:
+        self.block, self.ledger, self.count = block, ledger, count
+        self._regions: dict[Span, Region | None] = {}
+
+    def region(self, start: int, stop: int) -> Region | None:
+        """The region of these operators; None where no template computes them, or none that is compiled."""
+        span = (start, stop)
+        if span not in self._regions:
+            self._regions[span] = self._recognised(start, stop) if 0 < stop - start <= _LONGEST else None
+        return self._regions[span]
+
+    @cached_property
+    def regions(self) -> dict[Span, Region]:
+        """Every possible region."""
+        spans = ((i, j) for i in range(len(self.block)) for j in range(i + 1, min(len(self.block), i + _LONGEST) + 1))
+        return {span: region for span in spans if (region := self.region(*span)) is not None}
+
+    @cached_property
+    def fusible(self) -> frozenset[int]:
+        """Positions that some region could take."""
+        return frozenset(i for start, stop in self.regions for i in range(start, stop))
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """Positions ahead of which runs are cut: GEMMs with the moves that feed them, but no second one of an input."""
+        found, sources = [], set[str]()
+        for i, operator in enumerate(self.block.operators):
+            if operator.gemm:
+                at = i
+                while at and self.block.operators[at - 1].op in _MOVES:
+                    at -= 1
+                if operator.node.input[0] not in sources:
+                    found.append(at)
+                sources.add(operator.node.input[0])
+        return tuple(found)
+
+    def pieces(self, choice: Iterable[Span]) -> list[Span]:
+        """What the regions of `choice` leave to TensorRT."""
+        found: list[Span] = []
+        at = 0
+        for start, stop in [*sorted(choice), (len(self.block), len(self.block))]:
+            ends = [*(cut for cut in self.cuts if at < cut < start), start]
+            for end in ends:
+                if end > at:
+                    found.append((at, end))
+                    at = end
+            at = stop
+        return found
+
+    def total(self, choice: Choice) -> float:
+        """Microseconds of the block, at the best configurations so far.
+
+        Raises:
+            BudgetSpent: a piece was not timed yet, and there is no time for it.
+        """
+        fused = sum(self.ledger.best(region)[0] for region in choice.values())
+        return fused + sum(self.piece_us(piece) for piece in self.pieces(choice))
+
+    def known(self, choice: Choice) -> float:
+        """`total` from what has been timed; infinite where something has not."""
+        budget, self.ledger.budget = self.ledger.budget, float("-inf")
+        try:
+            return self.total(choice)
+        except BudgetSpent:
+            return float("inf")
+        finally:
+            self.ledger.budget = budget
+
+    def piece_us(self, piece: Span) -> float:
+        """Microseconds of a piece; 0 where nothing in it could be in a region."""
+        if not self.fusible.intersection(range(*piece)):
+            return 0.0
+        return self.ledger.left(Segment(self.block, *piece))
+
+    def scheme(self, choice: Iterable[Span]) -> Scheme:
+        """The bits: regions and pieces are the segments."""
+        chosen = list(choice)
+        return Scheme.encode(sorted([*chosen, *self.pieces(chosen)]))
+
+    def _recognised(self, start: int, stop: int) -> Region | None:
+        segment = Segment(self.block, start, stop)
+        instance = recognise(segment)
+        if not isinstance(instance, Instance) or not instance.worth_it:
+            return None
+        region = Region(segment, instance)
+        return region if self.ledger.configs(region) else None

@@ -1,0 +1,102 @@
+"""Every time that a search has: nothing is timed twice, budgets are kept, and a cache may serve what others timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stof_onnx.fusion.search.timer import Measurement, Region, Timer
+from stof_onnx.fusion.segment import Segment
+
+
+class BudgetSpent(Exception):
+    """The time for measuring is used up."""
+
+
+class TimeStore(Protocol):
+    """Times that outlive a process; see plan_cache.py."""
+
+    def get(self, timer: str, segment: str, what: str) -> float | None:
+        """Microseconds, or None."""
+
+    def put(self, timer: str, segment: str, what: str, us: float) -> None:
+        """Keeps a time."""
+
+
+class Ledger:
+    """Times by segment hash and configuration.
+
+    Args:
+        timer: measures what is not known.
+        budget: seconds of measuring (builds not counted); `BudgetSpent` is raised in place of a measurement beyond it.
+        store: times of earlier runs.
+
+    Attributes:
+        samples: measurements made; `cached`: times that the store had; `builds`: of engines.
+        seconds, build_seconds: spent on them.
+        problems: why something does not run, by segment hash.
+    """
+
+    def __init__(self, timer: Timer, budget: float = float("inf"), store: TimeStore | None = None) -> None:
+        self.timer, self.budget, self.store = timer, budget, store
+        self.times: dict[tuple[str, str], float] = {}
+        self.samples = self.cached = self.builds = 0
+        self.seconds = self.build_seconds = 0.0
+        self.problems: dict[str, str] = {}
+        self._configs: dict[str, tuple[str, ...]] = {}
+
+    def configs(self, region: Region) -> Sequence[str]:
+        """As the timer's, asked once."""
+        key = region.segment.hash
+        if key not in self._configs:
+            self._configs[key] = tuple(self.timer.configs(region))
+        return self._configs[key]
+
+    def fused(self, region: Region, config: str) -> float:
+        """Microseconds of the region with this configuration.
+
+        Raises:
+            BudgetSpent: it is not known, and there is no time to measure it.
+        """
+        return self._time(region.segment, config, lambda: self.timer.fused(region, config))
+
+    def left(self, piece: Segment) -> float:
+        """Microseconds of a piece that is left to TensorRT.
+
+        Raises:
+            BudgetSpent: as `fused`.
+        """
+        return self._time(piece, "", lambda: self.timer.left(piece))
+
+    def best(self, region: Region) -> tuple[float, str]:
+        """The best time so far and its configuration; infinite where none was taken."""
+        key = region.segment.hash
+        known = [(self.times[key, config], config) for config in self.configs(region) if (key, config) in self.times]
+        return min(known, default=(float("inf"), ""))
+
+    def untried(self, region: Region) -> list[str]:
+        """Configurations without a time."""
+        return [config for config in self.configs(region) if (region.segment.hash, config) not in self.times]
+
+    def _time(self, segment: Segment, what: str, measure: object) -> float:
+        key = (segment.hash, what)
+        if key in self.times:
+            return self.times[key]
+        us = self.store.get(self.timer.name, *key) if self.store else None
+        if us is not None:
+            self.cached += 1
+        else:
+            if self.seconds >= self.budget:
+                raise BudgetSpent
+            found: Measurement = measure()  # type: ignore[operator]
+            us = found.us
+            self.samples += 1
+            self.builds += found.build_seconds > 0
+            self.seconds += found.seconds - found.build_seconds
+            self.build_seconds += found.build_seconds
+            if found.problem:
+                self.problems[segment.hash] = found.problem
+            elif self.store:
+                self.store.put(self.timer.name, *key, us)
+        self.times[key] = us
+        return us

@@ -1,0 +1,142 @@
+"""The two-stage search over all blocks of a model."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stof_onnx.fusion.plan import BlockPlan, FusionPlan, PlannedRegion
+from stof_onnx.fusion.scheme import Span
+from stof_onnx.fusion.search.cost import BlockSpace
+from stof_onnx.fusion.search.ledger import BudgetSpent, Ledger, TimeStore
+from stof_onnx.fusion.search.stage1 import Stage1, Trial
+from stof_onnx.fusion.search.stage2 import sample_configs
+from stof_onnx.fusion.search.timer import Region, Timer
+from stof_onnx.fusion.segment import block_hash
+from stof_onnx.fusion.sequence import Block
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to search.
+
+    Attributes:
+        budget: seconds of measuring.
+        samples: configurations that stage 2 may time; None for `samples_each` a kept region.
+        first_samples: configurations that a region is judged by in stage 1.
+        least_gain: microseconds that a change must gain, to be more than noise.
+        seed: of the sampling.
+    """
+
+    budget: float = 60.0
+    samples: int | None = None
+    samples_each: int = 3
+    first_samples: int = 2
+    least_gain: float = 0.3
+    seed: int = 0
+
+
+Watch = Callable[[str, float], None]  # what is being done, and the share of the budget that is spent
+
+
+def search(
+    blocks: Sequence[Block],
+    timer: Timer,
+    precision: str,
+    options: SearchOptions,
+    store: TimeStore | None = None,
+    watch: Watch | None = None,
+) -> FusionPlan:
+    """The plan for these blocks. Ctrl-C and the end of the budget keep the best found so far (`complete` is False).
+
+    Args:
+        blocks: of one model; equal ones are searched once.
+        precision: of the engine, noted in the plan.
+    """
+    ledger, rng = Ledger(timer, options.budget, store), random.Random(options.seed)
+    counts = Counter(block_hash(block) for block in blocks)
+    kinds = {block_hash(block): block for block in blocks}
+    stages: dict[str, Stage1] = {}
+    complete = True
+    try:
+        for number, (key, block) in enumerate(kinds.items()):
+            space = BlockSpace(block, ledger, counts[key])
+            stages[key] = Stage1(space, rng, options.first_samples, options.least_gain)
+            if watch:
+                watch(f"stage 1, block {number + 1} of {len(kinds)}", ledger.seconds / options.budget)
+            stages[key].run()
+        if watch:
+            watch("stage 2", ledger.seconds / options.budget)
+        _stage2(stages, ledger, options, rng)
+    except (BudgetSpent, KeyboardInterrupt):
+        complete = False
+    plans = {key: _block_plan(key, stage) for key, stage in stages.items()}
+    return FusionPlan(
+        timer=timer.name,
+        precision=precision,
+        blocks={key: plan for key, plan in plans.items() if plan.regions},
+        samples=ledger.samples,
+        builds=ledger.builds,
+        seconds=round(ledger.seconds, 3),
+        build_seconds=round(ledger.build_seconds, 3),
+        cached=ledger.cached,
+        complete=complete,
+    )
+
+
+def _stage2(stages: dict[str, Stage1], ledger: Ledger, options: SearchOptions, rng: random.Random) -> None:
+    regions: dict[str, tuple[Region, int]] = {}
+    for stage in stages.values():
+        for region in stage.best.values():
+            known = regions.get(region.segment.hash, (region, 0))
+            regions[region.segment.hash] = known[0], known[1] + stage.space.count
+    samples = options.samples_each * len(regions) if options.samples is None else options.samples
+    sample_configs(list(regions.values()), ledger, samples, rng)
+
+
+def _block_plan(key: str, stage: Stage1) -> BlockPlan:
+    """What stage 1 kept, and what it tried and left, as the plan says it."""
+    space, kept = stage.space, stage.best
+    regions = [_planned(space, kept, span, region) for span, region in kept.items()]
+    dropped = {s: t for t in stage.trials if t.kept and "drop" in t.move for s in set(t.before) - set(t.after)}
+    tried = {span for trial in stage.trials for span in trial.after} - set(kept)
+    taken = {i for span in kept for i in range(*span)}
+    for span in sorted(tried, key=lambda s: (s[0] - s[1], s)):  # of overlapping ones, the longest
+        if not taken.intersection(range(*span)):
+            taken.update(range(*span))
+            regions.append(_planned(space, kept, span, space.regions[span], dropped.get(span)))
+    ordered = tuple(sorted(regions, key=lambda r: r.start))
+    left, planned = space.known({}), space.known(kept)
+    return BlockPlan(key, space.scheme(kept).text(), space.count, ordered, left, planned)
+
+
+def _planned(
+    space: BlockSpace, kept: dict[Span, Region], span: Span, region: Region, dropped: Trial | None = None
+) -> PlannedRegion:
+    """`dropped`: the move that took the region out of the choice."""
+    fused, config = space.ledger.best(region)
+    others = {s: r for s, r in kept.items() if s != span}
+    without, with_it = space.known(others), space.known({**others, span: region})
+    left = without - (with_it - fused) if max(without, with_it) < float("inf") else None
+    problem = space.ledger.problems.get(region.segment.hash, "")
+    if span in kept:
+        reason = "faster than what TensorRT makes of its operators"
+    else:
+        reason = problem or _why_not(fused, left, dropped)
+    operators = tuple(o.op for o in region.segment.operators)
+    us = fused if fused < float("inf") else None
+    template = region.instance.template
+    return PlannedRegion(*span, region.segment.hash, operators, template, config, us, left, span in kept, reason)
+
+
+def _why_not(fused: float, left: float | None, dropped: Trial | None) -> str:
+    if fused == float("inf"):
+        return "it was not timed"
+    if left is not None and fused >= left:
+        return "TensorRT is faster"
+    if dropped is not None:
+        others = f" and {len(dropped.before) - len(dropped.after) - 1} more" if dropped.move == "drop group" else ""
+        return f"TensorRT is faster: without it{others} the block takes {dropped.gain:.1f} us less"
+    return "no gain beyond the noise" if left is not None else "another choice of regions is faster"

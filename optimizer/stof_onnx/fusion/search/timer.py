@@ -1,0 +1,48 @@
+"""What the search asks of a timer. Timers: roofline.py (no GPU), trt/region_timer.py (GPU), synthetic ones in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stof_onnx.fusion.segment import Segment
+from stof_onnx.fusion.templates import Instance
+
+
+@dataclass(frozen=True)
+class Region:
+    """A segment with the template that computes it."""
+
+    segment: Segment
+    instance: Instance
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Microseconds of one run (infinite where it does not run), and the seconds that finding out took.
+
+    `build_seconds`: of them, spent building engines rather than measuring. `problem`: why it does not run.
+    """
+
+    us: float
+    seconds: float = 0.0
+    build_seconds: float = 0.0
+    problem: str = ""
+
+
+class Timer(Protocol):
+    """Times regions and what they compete with."""
+
+    @property
+    def name(self) -> str:
+        """What times are made with: device and versions. Part of the cache's key."""
+
+    def configs(self, region: Region) -> Sequence[str]:
+        """The compiled variants that can run the region, the most promising one first; empty when there is none."""
+
+    def fused(self, region: Region, config: str) -> Measurement:
+        """The region as one node."""
+
+    def left(self, piece: Segment) -> Measurement:
+        """Operators that TensorRT compiles on its own, between regions."""
