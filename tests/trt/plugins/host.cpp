@@ -55,6 +55,11 @@ struct Builder final : IExprBuilder {
       switch (op) {
         case DimensionOperation::kPROD: return make(constant, a.value * b.value);
         case DimensionOperation::kFLOOR_DIV: return make(constant, a.value / b.value);
+        case DimensionOperation::kCEIL_DIV: return make(constant, (a.value + b.value - 1) / b.value);
+        case DimensionOperation::kSUM: return make(constant, a.value + b.value);
+        case DimensionOperation::kSUB: return make(constant, a.value - b.value);
+        case DimensionOperation::kMAX: return make(constant, a.value > b.value ? a.value : b.value);
+        case DimensionOperation::kMIN: return make(constant, a.value < b.value ? a.value : b.value);
         default: return make(constant, kPoison);
       }
     }
@@ -78,7 +83,7 @@ struct HostField {
 struct HostTensor {
   int32_t type, format, rank;  // DataType; TensorFormat
   int64_t dims[8];
-  int32_t dynamic[8];  // host_output_shape: the value is known at run time only
+  int32_t dynamic[8];  // host_output_shapes: the value is known at run time only
 };
 
 }  // extern "C"
@@ -261,40 +266,44 @@ const char* host_identity(void* p) {
   return text.c_str();
 }
 
-// Rank of the output (dims, dynamic filled), -1: refused.
-int32_t host_output_shape(void* p, const HostTensor* in, int32_t n, HostTensor* out) {
+// Shapes of the outputs (rank, dims, dynamic filled). -1: refused.
+int32_t host_output_shapes(void* p, const HostTensor* in, int32_t n, HostTensor* out, int32_t outputs) {
   Builder builder;
   std::vector<DimsExprs> exprs(static_cast<size_t>(n));
   for (int32_t i = 0; i < n; ++i) {
     exprs[i].nbDims = in[i].rank;
     for (int32_t k = 0; k < in[i].rank; ++k) exprs[i].d[k] = builder.impl.make(!in[i].dynamic[k], in[i].dims[k]);
   }
-  DimsExprs result{};
+  std::vector<DimsExprs> results(static_cast<size_t>(outputs));
 #ifdef HOST_V2
-  result = plugin(p)->getOutputDimensions(0, exprs.data(), n, builder);
+  for (int32_t i = 0; i < outputs; ++i) results[i] = plugin(p)->getOutputDimensions(i, exprs.data(), n, builder);
 #else
-  if (build(plugin(p))->getOutputShapes(exprs.data(), n, nullptr, 0, &result, 1, builder) != 0) return -1;
+  if (build(plugin(p))->getOutputShapes(exprs.data(), n, nullptr, 0, results.data(), outputs, builder) != 0) return -1;
 #endif
-  if (result.nbDims < 0) return -1;
-  out->rank = result.nbDims;
-  for (int32_t k = 0; k < result.nbDims; ++k) {
-    const Expr::Impl& e = static_cast<Expr const*>(result.d[k])->impl;
-    out->dims[k] = e.value;
-    out->dynamic[k] = !e.constant;
+  for (int32_t i = 0; i < outputs; ++i) {
+    out[i].rank = results[i].nbDims;
+    if (out[i].rank < 0) return -1;
+    for (int32_t k = 0; k < out[i].rank; ++k) {
+      const Expr::Impl& e = static_cast<Expr const*>(results[i].d[k])->impl;
+      out[i].dims[k] = e.value;
+      out[i].dynamic[k] = !e.constant;
+    }
   }
-  return out->rank;
+  return 0;
 }
 
-// DataType of the output, -1: refused.
-int32_t host_output_type(void* p, const int32_t* types, int32_t n) {
+// DataTypes of the outputs. -1: refused.
+int32_t host_output_types(void* p, const int32_t* types, int32_t n, int32_t* out, int32_t outputs) {
   std::vector<DataType> in;
   for (int32_t i = 0; i < n; ++i) in.push_back(static_cast<DataType>(types[i]));
+  std::vector<DataType> found(static_cast<size_t>(outputs));
 #ifdef HOST_V2
-  return static_cast<int32_t>(plugin(p)->getOutputDataType(0, in.data(), n));
+  for (int32_t i = 0; i < outputs; ++i) found[i] = plugin(p)->getOutputDataType(i, in.data(), n);
 #else
-  DataType out{};
-  return build(plugin(p))->getOutputDataTypes(&out, 1, in.data(), n) ? -1 : static_cast<int32_t>(out);
+  if (build(plugin(p))->getOutputDataTypes(found.data(), outputs, in.data(), n) != 0) return -1;
 #endif
+  for (int32_t i = 0; i < outputs; ++i) out[i] = static_cast<int32_t>(found[i]);
+  return 0;
 }
 
 // `io`: n inputs, then the outputs.
@@ -307,29 +316,30 @@ int32_t host_supports(void* p, int32_t pos, const HostTensor* io, int32_t n, int
 }
 
 // As while building, `io` at the profile's largest shapes. Bytes of workspace, -1: configurePlugin refused.
-int64_t host_configure(void* p, const HostTensor* io, int32_t n) {
-  const auto dynamic = dynamic_descs(io, n + 1);
+int64_t host_configure(void* p, const HostTensor* io, int32_t n, int32_t outputs) {
+  const auto dynamic = dynamic_descs(io, n + outputs);
 #ifdef HOST_V2
-  const auto plain = descs(io, n + 1);
-  plugin(p)->configurePlugin(dynamic.data(), n, dynamic.data() + n, 1);
-  return static_cast<int64_t>(plugin(p)->getWorkspaceSize(plain.data(), n, plain.data() + n, 1));
+  const auto plain = descs(io, n + outputs);
+  plugin(p)->configurePlugin(dynamic.data(), n, dynamic.data() + n, outputs);
+  return static_cast<int64_t>(plugin(p)->getWorkspaceSize(plain.data(), n, plain.data() + n, outputs));
 #else
-  if (build(plugin(p))->configurePlugin(dynamic.data(), n, dynamic.data() + n, 1) != 0) return -1;
-  return static_cast<int64_t>(build(plugin(p))->getWorkspaceSize(dynamic.data(), n, dynamic.data() + n, 1));
+  if (build(plugin(p))->configurePlugin(dynamic.data(), n, dynamic.data() + n, outputs) != 0) return -1;
+  return static_cast<int64_t>(build(plugin(p))->getWorkspaceSize(dynamic.data(), n, dynamic.data() + n, outputs));
 #endif
 }
 
 // As at run time, for what has to be refused: the pointers lead nowhere. onShapeChange (V3), then enqueue; 0 = accepted.
-void host_enqueue(void* p, const HostTensor* io, int32_t n, int32_t* shapes, int32_t* enqueue) {
-  const auto plain = descs(io, n + 1);
-  void* out = reinterpret_cast<void*>(uintptr_t{256});
-  const std::vector<const void*> in(static_cast<size_t>(n), out);
+void host_enqueue(void* p, const HostTensor* io, int32_t n, int32_t outputs, int32_t* shapes, int32_t* enqueue) {
+  const auto plain = descs(io, n + outputs);
+  void* const nowhere = reinterpret_cast<void*>(uintptr_t{256});
+  const std::vector<const void*> in(static_cast<size_t>(n), nowhere);
+  const std::vector<void*> out(static_cast<size_t>(outputs), nowhere);
 #ifdef HOST_V2
   *shapes = 0;
-  *enqueue = plugin(p)->enqueue(plain.data(), plain.data() + n, in.data(), &out, nullptr, nullptr);
+  *enqueue = plugin(p)->enqueue(plain.data(), plain.data() + n, in.data(), out.data(), nullptr, nullptr);
 #else
-  *shapes = runtime(plugin(p))->onShapeChange(plain.data(), n, plain.data() + n, 1);
-  *enqueue = runtime(plugin(p))->enqueue(plain.data(), plain.data() + n, in.data(), &out, nullptr, nullptr);
+  *shapes = runtime(plugin(p))->onShapeChange(plain.data(), n, plain.data() + n, outputs);
+  *enqueue = runtime(plugin(p))->enqueue(plain.data(), plain.data() + n, in.data(), out.data(), nullptr, nullptr);
 #endif
 }
 

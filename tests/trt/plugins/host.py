@@ -124,9 +124,10 @@ class Plugin:
         return str(self.host.c.host_timing_key(self.pointer).decode())
 
     def serialize(self) -> bytes:
-        room = ct.create_string_buffer(4096)
-        length = self.host.c.host_serialize(self.pointer, room, ct.c_int64(4096))
-        assert 0 <= length <= 4096
+        size = 1 << 20
+        room = ct.create_string_buffer(size)
+        length = self.host.c.host_serialize(self.pointer, room, ct.c_int64(size))
+        assert 0 <= length <= size
         return room.raw[:length]
 
     def clone(self) -> Plugin:
@@ -140,29 +141,41 @@ class Plugin:
         return copy
 
     def output_shape(self, inputs: Sequence[Tensor]) -> tuple[int, ...] | None:
-        """Negative sizes: known at run time only. None: refused."""
-        out = HostTensor()
-        rank = self.host.c.host_output_shape(self.pointer, _tensors(inputs), len(inputs), ct.byref(out))
-        if rank < 0:
+        """Of the only output. Negative sizes: known at run time only. None: refused."""
+        shapes = self.output_shapes(inputs, 1)
+        return shapes and shapes[0]
+
+    def output_shapes(self, inputs: Sequence[Tensor], outputs: int) -> list[tuple[int, ...]] | None:
+        """`output_shape` of several outputs."""
+        out = (HostTensor * outputs)()
+        if self.host.c.host_output_shapes(self.pointer, _tensors(inputs), len(inputs), out, outputs) < 0:
             return None
-        return tuple(-out.dims[i] if out.dynamic[i] else out.dims[i] for i in range(rank))
+        return [tuple(-t.dims[i] if t.dynamic[i] else t.dims[i] for i in range(t.rank)) for t in out]
 
     def output_type(self, types: Sequence[int]) -> int:
-        return int(self.host.c.host_output_type(self.pointer, (ct.c_int32 * len(types))(*types), len(types)))
+        return self.output_types(types, 1)[0]
+
+    def output_types(self, types: Sequence[int], outputs: int) -> list[int]:
+        """-1: refused."""
+        out = (ct.c_int32 * outputs)()
+        given = (ct.c_int32 * len(types))(*types)
+        status = self.host.c.host_output_types(self.pointer, given, len(types), out, outputs)
+        return [-1] * outputs if status < 0 else list(out)
 
     def supports(self, pos: int, tensors: Sequence[Tensor], outputs: int = 1) -> bool:
         array = _tensors(tensors)
         return bool(self.host.c.host_supports(self.pointer, pos, array, len(tensors) - outputs, outputs))
 
-    def configure(self, tensors: Sequence[Tensor]) -> int:
-        """Bytes of workspace for inputs and output at their largest; -1: refused."""
-        return int(self.host.c.host_configure(self.pointer, _tensors(tensors), len(tensors) - 1))
+    def configure(self, tensors: Sequence[Tensor], outputs: int = 1) -> int:
+        """Bytes of workspace for inputs and outputs at their largest; -1: refused."""
+        array = _tensors(tensors)
+        return int(self.host.c.host_configure(self.pointer, array, len(tensors) - outputs, outputs))
 
-    def enqueue(self, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    def enqueue(self, tensors: Sequence[Tensor], outputs: int = 1) -> tuple[int, int]:
         """Outcomes of onShapeChange and enqueue, for what has to be refused: the pointers lead nowhere."""
         shapes, status = ct.c_int32(), ct.c_int32()
-        args = (self.pointer, _tensors(tensors), len(tensors) - 1, ct.byref(shapes), ct.byref(status))
-        self.host.c.host_enqueue(*args)
+        inputs = len(tensors) - outputs
+        self.host.c.host_enqueue(self.pointer, _tensors(tensors), inputs, outputs, ct.byref(shapes), ct.byref(status))
         return shapes.value, status.value
 
 

@@ -75,7 +75,7 @@ def sample(workspace: Expr | None = None, images: Sequence[KernelImage] | None =
     rows = size(0, 0) * size(0, 1)
     arguments = (
         Arg(ArgKind.INPUT, 0), Arg(ArgKind.INPUT, 1), Arg(ArgKind.OUTPUT, 1), Arg(ArgKind.OUTPUT, 0),
-        Arg(ArgKind.WORKSPACE, constant(256)), Arg(ArgKind.INT32, rows), Arg(ArgKind.INT64, rows * 768),
+        Arg(ArgKind.WORKSPACE, constant(8)), Arg(ArgKind.INT32, rows), Arg(ArgKind.INT64, rows * 768),
         Arg(ArgKind.FLOAT32, 0.5),
     )  # fmt: skip
     grid = (binary("max", rows.ceil_div(4) - 1, binary("min", rows // 2, 7)), constant(1), constant(2))
