@@ -79,8 +79,14 @@ class CubinRegion final : public RegionCore {
 
   int32_t num_inputs() const override { return static_cast<int32_t>(program_.inputs.size()); }
   int32_t num_outputs() const override { return static_cast<int32_t>(program_.outputs.size()); }
-  ElementType output_type(int32_t output, const ElementType*) const override {
-    return output >= 0 && output < num_outputs() ? program_.outputs[output].type : ElementType::kOther;
+  // Where TensorRT chooses precisions itself, a network of float32 tensors may run in fp16: an output is declared as what
+  // an input of its type is declared as, and `supports` says what it is.
+  ElementType output_type(int32_t output, const ElementType* inputs) const override {
+    if (output < 0 || output >= num_outputs()) return ElementType::kOther;
+    const ElementType type = program_.outputs[output].type;
+    for (int32_t i = 0; i < num_inputs(); ++i)
+      if (program_.inputs[i].type == type) return inputs[i];
+    return type;
   }
 
   bool output_dims(int32_t output, DimBuilder& builder, OutputDims& dims) const override {

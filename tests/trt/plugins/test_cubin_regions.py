@@ -63,15 +63,22 @@ def test_every_program_is_planned(region_host: Host, name: str, rank: int) -> No
     plugin = create(region_host, packed(program, rank))
     assert plugin.identity() == f"StofFusedRegion 1 stof {outputs}"
     assert plugin.output_shapes(inputs, outputs) == [t.dims for t in wanted]
-    known = [t.type for t in wanted]
-    types = plugin.output_types([t.type for t in inputs], outputs)
-    assert types == known if region_host.v3 or BF16 not in known else True
+    types = [t.type for t in inputs]
+    if region_host.v3 or BF16 not in types:
+        assert plugin.output_types(types, outputs) == [t.type for t in wanted]
     assert plugin.configure(io, outputs) == 0
     dynamic = [dataclasses.replace(t, dims=tuple(-d for d in t.dims)) for t in inputs]
     shapes = plugin.output_shapes(dynamic, outputs)
     assert shapes and [shape[:-1] for shape in shapes] == [tuple(-d for d in leading)] * outputs
     assert [shape[-1] for shape in shapes] == [t.dims[-1] for t in wanted]  # the columns stay known
     assert region_host.log() == ""
+
+
+def test_outputs_are_declared_as_inputs_of_their_type_are(region_host: Host) -> None:
+    """A float32 network whose tensors run in fp16."""
+    plugin = create(region_host, packed(PROGRAMS["add_layer_norm_sum"]))
+    assert plugin.output_types([F32] * 4, 2) == [F32, F32] and plugin.output_types([F16] * 4, 2) == [F16, F16]
+    assert create(region_host, packed(PROGRAMS["mixed"])).output_types([F16, F32, F16], 4) == [F16, F32, F16, F16]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
