@@ -110,7 +110,8 @@ def build_part(case: Case, part: str, arguments: argparse.Namespace) -> Built:
 
 def _options(case: Case, arguments: argparse.Namespace) -> BuildOptions:
     profile = {"x": tuple(DimRange(n, n, n) for n in (case.batch, case.seq, 768))}
-    return BuildOptions(arguments.precision, profile, find_plugin_library(), timing_cache=arguments.timing_cache)
+    library = find_plugin_library()
+    return BuildOptions(arguments.precision, profile, library, arguments.embed, timing_cache=arguments.timing_cache)
 
 
 @dataclass
@@ -195,6 +196,7 @@ def _line(kind: str, spec: EncoderSpec, found: choose.Race, arguments: argparse.
         "layers": spec.layers,
         "precision": arguments.precision,
         "fusion": False,
+        "embedded": arguments.embed,
         "plain_ms": plain.timing and round(plain.timing.median, 4),
         "stof_ms": stof.timing and round(stof.timing.median, 4),
         "speedup": speedup and round(speedup, 3),
@@ -235,6 +237,7 @@ def main() -> None:
         action="store_true",
         help="build the plain engine of each size with its first mask only (`plain_mask`): it adds whatever mask alike",
     )
+    parser.add_argument("--embed", action=argparse.BooleanOptionalAction, default=True, help="the plugin library")
     parser.add_argument("--jobs", type=int, default=1, help="engines built side by side")
     parser.add_argument("--wave", type=int, default=1, help="cases whose engines are built before any is timed")
     parser.add_argument("--timing-cache", type=Path, help="shared by all builds (one job only)")

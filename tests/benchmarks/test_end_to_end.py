@@ -72,7 +72,14 @@ def arguments(tmp_path, monkeypatch):
     monkeypatch.setattr(cuda, "name", lambda: "a GPU")
     monkeypatch.setattr(cuda, "identity", lambda: f"test-{os.getpid()}")
     return argparse.Namespace(
-        work=str(tmp_path), seed=3, check=True, precision="fp16", timing_cache=None, plain_once=False, layers_table=True
+        work=str(tmp_path),
+        seed=3,
+        check=True,
+        precision="fp16",
+        timing_cache=None,
+        plain_once=False,
+        layers_table=True,
+        embed=True,
     )
 
 

@@ -63,3 +63,10 @@ def test_engines_can_not_be_run_here(
     Path("x.engine").write_bytes(b"an engine")
     assert cli.main(command) == 2
     assert "x.engine" in capsys.readouterr().err
+
+
+def test_what_an_engine_is_compared_with_is_looked_for_first(model: Path, capsys: Captured) -> None:
+    engine = model.with_name("x.engine")
+    engine.write_bytes(b"an engine")
+    assert cli.main(["bench", str(engine), "--against", str(model.with_name("missing.onnx"))]) == 2
+    assert f"{model.with_name('missing.onnx')}: no such file" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stof_onnx.files import check_source
 from stof_onnx.options import DimRange
 from stof_onnx.trt.build import BuildOptions, build_engine, tactic_sources
 from stof_onnx.trt.engine_step import ENGINE_SUFFIX, load_engine
@@ -59,6 +60,8 @@ def bench_engine(engine: Path, against: Path | None, seed: int | None) -> Engine
     Raises:
         StofError: TensorRT or a GPU is missing, or something does not load or build.
     """
+    if against is not None:
+        check_source(against)
     session = load_engine(engine)
     shapes = session.opt_shapes()
     rng = np.random.default_rng(secrets.randbits(32) if seed is None else seed)
