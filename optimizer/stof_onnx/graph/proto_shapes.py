@@ -8,6 +8,7 @@ from typing import NamedTuple
 import onnx
 from onnx import helper, shape_inference
 
+from stof_onnx.graph.fold_small import fold_small
 from stof_onnx.graph.proto_graph import all_graphs
 
 Dim = int | str | None
@@ -38,9 +39,17 @@ def infer_shapes(model: onnx.ModelProto, sizes: Mapping[str, tuple[int, ...]] | 
         del light.graph.value_info[:]
         for output in light.graph.output:
             output.type.tensor_type.ClearField("shape")
+    found = _infer(light, model)
+    while fold_small(light, found.dims):
+        found = _infer(light, model)
+    return found
+
+
+def _infer(light: onnx.ModelProto, model: onnx.ModelProto) -> Inferred:
     inferred = shape_inference.infer_shapes(light, data_prop=True)
     found: dict[str, tuple[Dim, ...]] = {i.name: tuple(i.dims) for g in all_graphs(model.graph) for i in g.initializer}
-    types: dict[str, int] = {}
+    found |= {i.name: tuple(i.dims) for i in light.graph.initializer}
+    types: dict[str, int] = {i.name: i.data_type for i in light.graph.initializer}
     for graph in all_graphs(inferred.graph):
         for value in (*graph.input, *graph.value_info, *graph.output):
             types[value.name] = value.type.tensor_type.elem_type
