@@ -10,7 +10,7 @@ waves: all engines of a wave are built side by side, then each is timed with the
 
     date, commit, gpu, trt, tactic_sources, model, mask, B, S, layers, precision, fusion, plain_ms, stof_ms, speedup,
     kept, plain_mem_mb, stof_mem_mb, build_s, err_plain, err_stof (relative to the largest value), mask_bytes (in the
-    engine), dense_mask_bytes, kernel, layers_us (with --layers-table)
+    engine), dense_mask_bytes, kernel, layers_us and plain_layers_us (with --layers-table)
 
 `tactic_sources` is what STOF_TRT_TACTICS restricts both engines to.
 """
@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,6 +49,7 @@ CASES = ("window:16x2048", "longformer:16x2048", "bigbird:16x2048", "causal:16x2
          "causal:8x512", "window:1x4096", "longformer:1x4096", "bigbird:1x4096", "causal:1x4096", "window:1x128",
          "causal:1x128", "window:1x16384x1", "bigbird:1x16384x1")  # fmt: skip
 
+_HELPERS = 4
 _MOST_SCORES, _SAMPLED = 1 << 29, 192  # scores of one batch entry that ONNX Runtime may hold; rows beyond that
 
 
@@ -80,32 +81,32 @@ class Case:
         return Path(arguments.work) / f"{self.kind}-{self.batch}x{self.seq}x{self.layers}"
 
 
-@dataclass
-class Built:
-    """What one process made of a case: one of the engines, and the reference outputs with the one of stof."""
-
-    candidate: choose.Candidate
-    expected: list[dict[str, np.ndarray]]
-
-
-def build_part(case: Case, part: str, arguments: argparse.Namespace) -> Built:
-    """Builds the "plain" or the "stof" engine of a case. Runs in a process of its own."""
-    spec, mask, folder = case.spec(arguments.seed), make_mask(case.kind, case.seq), case.folder(arguments)
+def prepare(case: Case, arguments: argparse.Namespace) -> None:
+    """Writes the encoder and what `optimize` makes of it. Needs no GPU; runs in a process of its own."""
+    folder = case.folder(arguments)
     folder.mkdir(parents=True, exist_ok=True)
-    source, portable = folder / f"{part}.onnx", folder / "encoder.stof.onnx"
-    onnx.save(build_encoder(spec, mask), str(source))
+    source, portable = folder / "encoder.onnx", folder / "encoder.stof.onnx"
+    onnx.save(build_encoder(case.spec(arguments.seed), make_mask(case.kind, case.seq)), str(source))
+    wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False))
+    report = pipeline.optimize(source, portable, wishes, Progress())
+    assert report.replaced == case.layers, report.refused
+
+
+def refer(case: Case, arguments: argparse.Namespace) -> list[dict[str, np.ndarray]]:
+    """The reference outputs. Needs no GPU; runs in a process of its own."""
+    if not arguments.check:
+        return []
+    mask = make_mask(case.kind, case.seq)
+    return [_reference(case.spec(arguments.seed), mask, arguments.seed)(case.feeds(arguments.seed))]
+
+
+def build_part(case: Case, part: str, arguments: argparse.Namespace) -> choose.Candidate:
+    """Builds the "plain" or the "stof" engine of a prepared case. Runs in a process of its own."""
+    folder = case.folder(arguments)
     with turns.building():
         if part == "plain":
-            candidate = choose.build_plain(source, _options(case, arguments))
-            source.unlink()
-            return Built(candidate, [])
-        wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False))
-        report = pipeline.optimize(source, portable, wishes, Progress())
-        source.unlink()
-        assert report.replaced == case.layers, report.refused
-        candidate = choose.build_stof(portable, _options(case, arguments))
-    feeds = case.feeds(arguments.seed)
-    return Built(candidate, [_reference(spec, mask, arguments.seed)(feeds)] if arguments.check else [])
+            return choose.build_plain(folder / "encoder.onnx", _options(case, arguments))
+        return choose.build_stof(folder / "encoder.stof.onnx", _options(case, arguments))
 
 
 def _options(case: Case, arguments: argparse.Namespace) -> BuildOptions:
@@ -118,48 +119,59 @@ def _options(case: Case, arguments: argparse.Namespace) -> BuildOptions:
 class Wave:
     """Cases whose engines are built side by side.
 
-    `plain_of` names the case whose plain engine serves a size, `plain` holds those engines, of earlier waves too.
+    `builders` have the GPU, `helpers` prepare and compute references. `plain_of` names the case whose plain engine
+    serves a size, `plain` holds those engines, of earlier waves too.
     """
 
-    pool: ProcessPoolExecutor
+    builders: Executor
+    helpers: Executor
     arguments: argparse.Namespace
     plain_of: dict[tuple[int, int, int], Case] = field(default_factory=dict)
-    plain: dict[Case, Future[Built]] = field(default_factory=dict)
+    plain: dict[Case, Future[choose.Candidate]] = field(default_factory=dict)
 
     def run(self, cases: Sequence[Case]) -> Iterator[dict[str, object]]:
         """A line for each case, timed when the last engine of the wave is there."""
         begun, arguments = time.monotonic(), self.arguments
+        prepared = [self.helpers.submit(prepare, case, arguments) for case in cases]
+        expected = {case: self.helpers.submit(refer, case, arguments) for case in cases}
         owners, stof = {}, {}
-        for case in cases:
+        for case, ready in zip(cases, prepared, strict=True):
+            wait([ready])
             owners[case] = self.plain_of.setdefault(case.size, case) if arguments.plain_once else case
             if owners[case] not in self.plain:
-                self.plain[owners[case]] = self.pool.submit(build_part, owners[case], "plain", arguments)
-            stof[case] = self.pool.submit(build_part, case, "stof", arguments)
-        wait([*stof.values(), *self.plain.values()])
+                self.plain[owners[case]] = self.builders.submit(build_part, owners[case], "plain", arguments)
+            stof[case] = self.builders.submit(build_part, case, "stof", arguments)
+        wait([*stof.values(), *self.plain.values(), *expected.values()])
         print(f"wave of {len(stof)} cases built in {time.monotonic() - begun:.0f} s", flush=True)
-        for case, owner in owners.items():
+        for (case, owner), ready in zip(owners.items(), prepared, strict=True):
             begun = time.monotonic()
             try:
-                line = _settled(case, owner, self.plain[owner].result().candidate, stof[case].result(), arguments)
+                ready.result()  # says what went wrong first
+                plain, outputs = self.plain[owner].result(), expected[case].result()
+                line = _settled(case, owner, plain, stof[case].result(), outputs, arguments)
             except Exception as error:  # the next case may still run
                 line = {"mask": case.kind, "B": case.batch, "S": case.seq, "failed": f"{type(error).__name__}: {error}"}
             yield line | {"timing_s": round(time.monotonic() - begun, 1)}
 
 
 def _settled(
-    case: Case, owner: Case, plain: choose.Candidate, built: Built, arguments: argparse.Namespace
+    case: Case,
+    owner: Case,
+    plain: choose.Candidate,
+    stof: choose.Candidate,
+    expected: list[dict[str, np.ndarray]],
+    arguments: argparse.Namespace,
 ) -> dict[str, object]:
-    stof = built.candidate
     if plain.timing is None and owner != case:  # its outputs are those of another mask
         plain = choose.Candidate("plain", problem=plain.problem)
     found = choose.Race(plain, stof)
     portable = case.folder(arguments) / "encoder.stof.onnx"
-    feeds = [case.feeds(arguments.seed)]
-    choose.settle(found, portable, _options(case, arguments), feeds, built.expected)
+    choose.settle(found, portable, _options(case, arguments), [case.feeds(arguments.seed)], expected)
     line = _line(case.kind, case.spec(arguments.seed), found, arguments) | {"plain_mask": owner.kind}
     if arguments.layers_table:
-        longest = sorted(stof.layers.items(), key=lambda item: -item[1])[:14]
-        line["layers_us"] = {n[:160]: round(t, 1) for n, t in longest}
+        for name, candidate in (("layers_us", stof), ("plain_layers_us", plain)):
+            longest = sorted(candidate.layers.items(), key=lambda item: -item[1])[:14]
+            line[name] = {n[:160]: round(t, 1) for n, t in longest if t > 0}
     if stof.engine is not None:
         stof.engine = BuiltEngine(b"", stof.engine.seconds)
     return line
@@ -238,7 +250,7 @@ def main() -> None:
         help="build the plain engine of each size with its first mask only (`plain_mask`): it adds whatever mask alike",
     )
     parser.add_argument("--embed", action=argparse.BooleanOptionalAction, default=True, help="the plugin library")
-    parser.add_argument("--jobs", type=int, default=1, help="engines built side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="engines built side by side; 1 gives the best tactics")
     parser.add_argument("--wave", type=int, default=1, help="cases whose engines are built before any is timed")
     parser.add_argument("--timing-cache", type=Path, help="shared by all builds (one job only)")
     parser.add_argument("--budget", type=float, default=1e9, help="start no further wave after so many seconds")
@@ -252,9 +264,10 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")  # a forked process can not use CUDA
     with (
         tempfile.TemporaryDirectory() as arguments.work,
-        ProcessPoolExecutor(arguments.jobs, context) as pool,
+        ProcessPoolExecutor(arguments.jobs, context) as builders,
+        ProcessPoolExecutor(_HELPERS, context) as helpers,
     ):
-        wave = Wave(pool, arguments)
+        wave = Wave(builders, helpers, arguments)
         for first in range(0, len(cases), arguments.wave):
             some = cases[first : first + arguments.wave]
             if time.monotonic() - start > arguments.budget:

@@ -138,7 +138,8 @@ def _is_foreign(folder: str) -> bool:
 
 def _process(command: list[Any], cwd: Path) -> str:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "160"}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
+    quiet = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, **quiet)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
     return done.stdout

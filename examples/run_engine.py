@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("engine")
     parser.add_argument("--plugins")
     parser.add_argument("inputs", nargs="*", metavar="NAME=FILE.npy")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()  # inputs may stand behind --plugins
 
     runtime = trt.Runtime(trt.Logger())
     runtime.engine_host_code_allowed = True  # the engine carries the plugins' code

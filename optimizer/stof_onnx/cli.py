@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -25,6 +26,9 @@ _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a prob
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code. STOF_DEBUG=1 shows tracebacks."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # names of any language, on a terminal of any encoding
     try:
         with _cleaning_up_when_terminated():
             return _dispatch(arguments)

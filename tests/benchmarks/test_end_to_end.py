@@ -85,7 +85,7 @@ def arguments(tmp_path, monkeypatch):
 
 def test_each_case_has_its_engines(arguments):
     cases = [Case.parse("causal:2x128", 1), Case.parse("window:2x192x1", 2)]
-    lines = list(Wave(Here(), arguments).run(cases))
+    lines = list(Wave(Here(), Here(), arguments).run(cases))
     assert sorted(BUILDS) == ["plain", "plain", "stof", "stof"]
     for case, line in zip(cases, lines, strict=True):
         assert (line["mask"], line["B"], line["S"], line["layers"]) == (case.kind, case.batch, case.seq, case.layers)
@@ -98,7 +98,7 @@ def test_each_case_has_its_engines(arguments):
 
 def test_one_plain_engine_a_size(arguments):
     arguments.plain_once = True
-    wave = Wave(Here(), arguments)
+    wave = Wave(Here(), Here(), arguments)
     first = list(wave.run([Case.parse("causal:1x128", 1)]))
     second = list(wave.run([Case.parse("window:1x128", 1), Case.parse("window:1x64", 1)]))
     assert BUILDS.count("plain") == 2 and BUILDS.count("stof") == 3
@@ -107,12 +107,12 @@ def test_one_plain_engine_a_size(arguments):
 
 
 def test_a_case_that_fails_leaves_the_others(arguments):
-    lines = list(Wave(Here(), arguments).run([Case.parse("spiral:1x64", 1), Case.parse("causal:1x64", 1)]))
+    lines = list(Wave(Here(), Here(), arguments).run([Case.parse("spiral:1x64", 1), Case.parse("causal:1x64", 1)]))
     assert "spiral" in lines[0]["failed"] and lines[1]["kept"] == "stof"
 
 
 def test_sampled_rows_are_compared_where_scores_do_not_fit(arguments, monkeypatch):
     monkeypatch.setattr(end_to_end, "_MOST_SCORES", 1)
-    (line,) = Wave(Here(), arguments).run([Case.parse("causal:1x256", 1)])
+    (line,) = Wave(Here(), Here(), arguments).run([Case.parse("causal:1x256", 1)])
     assert 0 < line["err_plain"] < 1e-5
     assert np.isfinite(line["err_stof"])

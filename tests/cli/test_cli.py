@@ -354,3 +354,13 @@ def test_as_a_program(model: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr and done.stderr == ""
     assert f"written: {model.with_name('m.stof.onnx')}" in done.stdout
+
+
+def test_a_terminal_of_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "modèle.onnx"
+    onnx.save(build_encoder(EncoderSpec(3, 16, 2, 1, 16), np.tri(16, dtype=bool)), str(path))
+    command = [sys.executable, "-m", "stof_onnx.cli", "optimize", str(path), "--no-engine"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"3 of 3 attentions replaced" in done.stdout and b"?" in done.stdout

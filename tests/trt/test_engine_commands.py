@@ -19,7 +19,7 @@ from stof_onnx.trt.build import tactic_sources
 from stof_onnx.trt.manifest import plugin_library_of
 from stof_onnx.trt.toolchain import find_headers, find_nvcc
 
-from tests.trt.engines import HIDDEN, MARKS, ROOT, SEQ, Engines, run_fresh
+from tests.trt.engines import HIDDEN, MARKS, ROOT, SEQ, Engines, run_fresh, run_text
 
 pytestmark = MARKS
 EXAMPLES = ROOT / "examples"
@@ -46,7 +46,9 @@ def test_verify_tells_an_engine_of_another_model(engines: Engines, tmp_path: Pat
 
 
 def test_bench_against_an_engine_and_a_model(engines: Engines, capsys) -> None:
-    assert cli.main(["bench", str(engines.embedded), "--against", str(engines.outside), "--seed", "1"]) == 0
+    against = engines.outside
+    capsys.readouterr()  # what building it says
+    assert cli.main(["bench", str(engines.embedded), "--against", str(against), "--seed", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     timed = [line for line in lines if "median" in line]
     assert [line.split(":")[0] for line in timed] == ["model.stof.engine", "outside.engine"]
@@ -147,7 +149,7 @@ def test_the_cpp_example(engines: Engines, inputs: dict[str, np.ndarray], tmp_pa
         "-o", program,
         library, runtime, "-ldl", "-lrt", "-lpthread", "-Wl,--allow-shlib-undefined", f"-Wl,-rpath,{library.parent}",
     ]  # fmt: skip
-    built = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    built = run_text(command)
     assert built.returncode == 0, built.stderr[-3000:]
     inputs["x"].tofile(tmp_path / "x.bin")
     text = f"x:{'x'.join(map(str, inputs['x'].shape))}={tmp_path / 'x.bin'}"

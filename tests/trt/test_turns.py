@@ -48,6 +48,22 @@ class Other:
 
 
 @pytest.mark.skipif(turns.fcntl is None, reason="no file locks here")
+def test_no_build_overtakes_a_timing_that_waits(tmp_path):
+    lock = tmp_path / "gpu.lock"
+    first = Other("building", lock)
+    first.wait()
+    timing = Other("alone", lock)
+    assert timing.waits()
+    second = Other("building", lock)
+    assert second.waits()
+    first.end()
+    timing.wait()
+    timing.end()
+    second.wait()
+    second.end()
+
+
+@pytest.mark.skipif(turns.fcntl is None, reason="no file locks here")
 def test_a_timing_waits_for_builds_and_builds_for_a_timing(tmp_path):
     lock = tmp_path / "gpu.lock"
     builds = [Other("building", lock) for _ in range(2)]

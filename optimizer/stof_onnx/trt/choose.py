@@ -38,7 +38,7 @@ class Candidate:
     memory: int = 0
     problem: str = ""
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)  # of each input set
-    layers: dict[str, float] = field(default_factory=dict)  # microseconds, where they were asked for
+    layers: dict[str, float] = field(default_factory=dict)  # microseconds
     lowered: Lowered | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _build(candidate: Candidate, model: Path, options: BuildOptions) -> None:
 
 
 def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
-    """Runs and times what was built; layer by layer too, where there are plugins."""
+    """Runs and times what was built, as a whole and layer by layer."""
     if candidate.engine is None:
         return
     try:
@@ -246,8 +246,7 @@ def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
             candidate.outputs = [session.run(one) for one in feeds]
             candidate.timing = session.time(feeds[0])
             _log.info("%s engine: %.4f ms", candidate.kind, candidate.timing.median)
-            if candidate.lowered is not None:
-                candidate.layers = session.layer_times(feeds[0])
+            candidate.layers = session.layer_times(feeds[0])
         finally:
             session.close()
     except StofError as error:

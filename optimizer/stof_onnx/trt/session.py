@@ -131,7 +131,7 @@ class EngineSession:
             if name not in feeds:
                 raise StofError(f"no values for the input '{name}'", "engine")
             array = device_array(feeds[name], name, int(self.stream))
-            bound[name] = array or np.ascontiguousarray(np.asarray(feeds[name]).astype(self.dtype(name), copy=False))
+            bound[name] = array or np.asarray(feeds[name], self.dtype(name), order="C")
             self._set_shape(name, bound[name].shape)
         for name, value in outputs.items():
             array = device_array(value, name, int(self.stream))
