@@ -101,6 +101,8 @@ def run(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         save_json([expected], str(outputs))
         command = ["optimize", path, "-o", work / "model.stof.onnx", "--engine", engine, "--report", report]
         command += ["--load-inputs", inputs, "--load-outputs", outputs, *([] if verified else ["--no-verify"])]
+        if arguments.timing_cache is not None:
+            command += ["--timing-cache", arguments.timing_cache.resolve()]
         begun = time.monotonic()
         text = _process([sys.executable, "-m", "stof_onnx.cli", *command], work)
         command_s = time.monotonic() - begun
@@ -193,6 +195,7 @@ def main() -> int:
     command = commands.add_parser("run")
     command.add_argument("models", nargs="+", type=Path)
     command.add_argument("--seed", type=int, default=11)
+    command.add_argument("--timing-cache", type=Path, help="of the command; models of one size share most tactics")
     command.add_argument("--commit", default=os.environ.get("STOF_COMMIT", ""))
     command.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
     arguments = parser.parse_args()
