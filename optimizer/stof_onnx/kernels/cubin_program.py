@@ -1,6 +1,6 @@
 """What a `StofFusedRegion` node with template `cubin` carries: compiled kernels and how to launch them, as bytes.
 
-Layout, in little-endian 32-bit words (trt_plugins/src/cubin_program.cpp reads it; docs/cubin_program.md describes it):
+Layout, in little-endian 32-bit words (trt_plugins/src/cubin_program.cpp reads it):
 
     header    magic "STFP", format, length of everything in bytes, FNV-1a of what follows
     nodes     count, then (op, a, b) each: expressions that refer to earlier nodes only

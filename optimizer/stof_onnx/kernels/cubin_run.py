@@ -1,6 +1,6 @@
 """Runs a cubin program from Python over cuda-bindings' driver API: for tests and for timing candidates.
 
-What the plugin does in C++ (trt_plugins/src/cubin_core.cpp), with the same checks.
+What the plugin does in C++ (trt_plugins/src/cubin_region.cpp), with the same checks.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stof_onnx.errors import StofError
-from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, configurations, norm_program
+from stof_onnx.kernels.triton_rows import RowBuilder, RowConfig, RowProgram, configurations, norm_program
 from stof_onnx.kernels.triton_rows.library import standard_programs
 from stof_onnx.kernels.triton_rows.source import grid_blocks, source
 
@@ -103,3 +103,19 @@ def test_configurations_that_do_not_fit_are_refused(config: RowConfig) -> None:
 def test_names_of_no_configuration_are_refused(name: str) -> None:
     with pytest.raises(StofError, match="no configuration"):
         RowConfig.parse(name)
+
+
+@pytest.mark.parametrize("divisor", [3.0, -1e-4, 1e-35, 1e35])
+def test_divisions(interpreter: subprocess.Popen[str], divisor: float) -> None:
+    """By a constant and by a column, which become products, and by what varies over columns."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    b = RowBuilder(100)
+    x, vector, column = b.rows("fp32"), b.vector("fp32"), b.column("fp32")
+    away = b.add(b.op("abs", column), b.constant(0.5))
+    b.output(b.mul(b.div(x, b.constant(divisor)), b.constant(divisor)), "fp32")
+    b.output(b.div(b.div(x, away), b.constant(2.0)), "fp32")
+    b.output(b.div(away, b.add(b.op("abs", vector), b.constant(0.5))), "fp32")
+    b.output(b.div(b.constant(1.0), away), "fp32")
+    program = b.build()
+    check(interpreter, program, configurations(program)[0], 5, seed)

@@ -84,7 +84,7 @@ class _Writer:
 
     def __init__(self, program: RowProgram, config: RowConfig) -> None:
         self.program, self.config = program, config
-        self.kinds = program.kinds
+        self.kinds, self.scalars = program.kinds, scalar_values(program)
         self.cut = column_blocks(program, config)  # > 1 or no reductions: one chunk, chosen by the block's index
         self.chunks = -(-program.cols // config.block) if program.has_reductions else 1
         self.ragged = program.cols % config.block != 0
@@ -100,10 +100,9 @@ class _Writer:
                 place = self._place(given.kind, chunk)
                 self._line(f"{self._name(i, chunk)} = tl.load(in{i} + {place}.to(tl.float32)")
             self._store(i, written)
-        scalars = scalar_values(self.program)
         for i, op in enumerate(self.program.ops, len(self.program.inputs)):
-            if i in scalars:
-                self._line(f"{self._name(i, 0)} = {scalars[i]!r}")
+            if i in self.scalars:
+                self._line(f"{self._name(i, 0)} = {self.scalars[i]!r}")
                 continue
             self._compute(i, op)
             self._store(i, written)
@@ -153,12 +152,18 @@ class _Writer:
             return self._reduce(value, op)
         for chunk in self._chunks_of(self.kinds[value]):
             operands = [self._name(i, chunk) for i in op.operands]
-            self._line(f"{self._name(value, chunk)} = {self._form(op, operands)}")
+            self._line(f"{self._name(value, chunk)} = {self._form(value, op, operands)}")
         return None
 
-    def _form(self, op: Op, operands: list[str]) -> str:
+    def _form(self, value: int, op: Op, operands: list[str]) -> str:
         if op.name == "pow":
             return _power(operands[0], op.constant)
+        if op.name == "div" and self.kinds[value].per_col:  # one division a row, or none, instead of one an element
+            divisor = op.operands[1]
+            if self.kinds[divisor] is Kind.COLUMN:
+                return f"{operands[0]} * (1.0 / {operands[1]})"
+            if 1e-30 < abs(self.scalars.get(divisor, 0.0)) < 1e30:
+                return f"{operands[0]} * {1.0 / self.scalars[divisor]!r}"
         return _FORMS[op.name].format(*operands)
 
     def _reduce(self, value: int, op: Op) -> None:
