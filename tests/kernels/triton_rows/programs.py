@@ -96,3 +96,17 @@ def error_ratio(program: RowProgram, got: list[np.ndarray], wanted: list[np.ndar
         bound = UNIT[out.dtype] * np.abs(exact) * 1.01 + ARITHMETIC * scale + tiny
         worst = max(worst, float((np.abs(mine - exact) / bound).max()))
     return worst
+
+
+def to_bytes(array: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values that the type can hold, in its own bits."""
+    if dtype == "bf16":
+        return (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return np.ascontiguousarray(array, np.float16 if dtype == "fp16" else np.float32)
+
+
+def from_bytes(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Bytes of a type as float32."""
+    if dtype == "bf16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    return raw.view(np.float16 if dtype == "fp16" else np.float32).reshape(shape).astype(np.float32)

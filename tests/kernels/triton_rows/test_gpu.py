@@ -20,7 +20,7 @@ from stof_onnx.kernels.triton_rows import (
 from stof_onnx.kernels.triton_rows.ir import DTYPE_BYTES
 from stof_onnx.trt import cuda
 
-from tests.kernels.triton_rows.programs import DTYPES, error_ratio, inputs, named, random_program
+from tests.kernels.triton_rows.programs import DTYPES, error_ratio, from_bytes, inputs, named, random_program, to_bytes
 
 pytestmark = pytest.mark.gpu
 POISON = 0x7F  # 0x7f7f: a NaN of fp16, 3.4e38 in bf16 and fp32
@@ -33,19 +33,6 @@ def arch() -> Iterator[int]:
     except StofError as error:
         pytest.skip(str(error))
     yield capability
-
-
-def to_bytes(array: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values that the type can hold, in its own bits."""
-    if dtype == "bf16":
-        return (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return np.ascontiguousarray(array, np.float16 if dtype == "fp16" else np.float32)
-
-
-def from_bytes(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    if dtype == "bf16":
-        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    return raw.view(np.float16 if dtype == "fp16" else np.float32).reshape(shape).astype(np.float32)
 
 
 def run(program: RowProgram, cubin: CubinProgram, arrays: list[np.ndarray], shift: int = 0) -> list[np.ndarray]:

@@ -343,6 +343,28 @@ void host_enqueue(void* p, const HostTensor* io, int32_t n, int32_t outputs, int
 #endif
 }
 
+// As TensorRT V2 does when an engine is loaded; 0 = accepted.
+int32_t host_initialize(void* p) {
+#ifdef HOST_V2
+  return plugin(p)->initialize();
+#else
+  return p ? 0 : 1;
+#endif
+}
+
+// On a GPU: enqueue with device pointers and a stream. 0 = enqueued.
+int32_t host_run(void* p, const HostTensor* io, int32_t n, int32_t outputs, const void* const* in, void* const* out,
+                 void* workspace, void* stream) {
+  const auto plain = descs(io, n + outputs);
+  const cudaStream_t on = static_cast<cudaStream_t>(stream);
+#ifdef HOST_V2
+  return plugin(p)->enqueue(plain.data(), plain.data() + n, in, out, workspace, on);
+#else
+  if (runtime(plugin(p))->onShapeChange(plain.data(), n, plain.data() + n, outputs) != 0) return 1;
+  return runtime(plugin(p))->enqueue(plain.data(), plain.data() + n, in, out, workspace, on);
+#endif
+}
+
 // V3: what keys the timing cache.
 const char* host_timing_key(void* p) {
 #ifdef HOST_V2

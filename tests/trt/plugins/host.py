@@ -178,6 +178,24 @@ class Plugin:
         self.host.c.host_enqueue(self.pointer, _tensors(tensors), inputs, outputs, ct.byref(shapes), ct.byref(status))
         return shapes.value, status.value
 
+    def initialize(self) -> int:
+        """0: accepted (V3 has nothing to ask)."""
+        return int(self.host.c.host_initialize(self.pointer))
+
+    def run(
+        self,
+        tensors: Sequence[Tensor],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int = 0,
+        stream: int = 0,
+    ) -> int:
+        """Enqueues on a GPU: device pointers, a stream's handle. 0: done."""
+        given, found = (ct.c_void_p * len(inputs))(*inputs), (ct.c_void_p * len(outputs))(*outputs)
+        space, on = ct.c_void_p(workspace), ct.c_void_p(stream)
+        counts = (len(inputs), len(outputs))
+        return int(self.host.c.host_run(self.pointer, _tensors(tensors), *counts, given, found, space, on))
+
 
 @dataclass(frozen=True)
 class Node:
