@@ -18,7 +18,7 @@ from rich.console import Console
 
 from stof_onnx import __version__
 from stof_onnx.errors import StofError
-from stof_onnx.options import EngineWishes, OptimizeOptions, parse_shapes
+from stof_onnx.options import EngineWishes, FusionWishes, OptimizeOptions, parse_shapes
 
 _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a problem (one message on stderr)"
 
@@ -95,6 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
         pictures=getattr(arguments, "pictures", None),
         report=arguments.report,
         engine=_engine_wishes(arguments),
+        fusion=_fusion_wishes(arguments),
     )
     console = Console()
     progress = Progress(Console(stderr=True))
@@ -136,6 +137,15 @@ def _engine_wishes(arguments: argparse.Namespace) -> EngineWishes:
         keep=arguments.keep,
         arch=arguments.arch,
     )
+
+
+def _fusion_wishes(arguments: argparse.Namespace) -> FusionWishes:
+    if arguments.command != "optimize":
+        return FusionWishes(tune=False)
+    if arguments.tune_budget is not None:
+        return FusionWishes(True, arguments.tune_budget, arguments.plan)
+    missing = arguments.plan is not None and not arguments.plan.exists()
+    return FusionWishes(missing and not arguments.no_tune, plan=arguments.plan)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -201,6 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     _common(command)
     _comparison(command)
     _engine(command)
+    _fusion(command)
 
     command = commands.add_parser(
         "inspect",
@@ -299,6 +310,28 @@ def _engine(command: argparse.ArgumentParser) -> None:
         default=0,
         metavar="SM",
         help="GPU that --emit-lowered is for (default: the local one's, else 90)",
+    )
+
+
+def _fusion(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "fused regions",
+        "Operators between attentions become regions where kernels for them are faster than TensorRT's own. Only where "
+        "one of these options asks for it.",
+    )
+    choice = group.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--tune-budget",
+        type=_seconds,
+        metavar="TIME",
+        help="search for so long, as 60s or 5m; engine builds are not counted. Without a GPU, by estimates",
+    )
+    choice.add_argument("--no-tune", action="store_true", help="no search: regions only from an existing --plan")
+    group.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="the regions of an earlier run; without such a file, or with --tune-budget, it is written",
     )
 
 
@@ -430,6 +463,18 @@ def _architecture(text: str) -> int:
     value = _whole(text)
     if not 80 <= value <= 999:
         raise argparse.ArgumentTypeError("must be a compute capability times ten, at least 80 (8.0)")
+    return value
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    unit = units.get(text[-1:], 0.0)
+    try:
+        value = float(text[:-1] if unit else text) * (unit or 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"not a time: {text}. Write it as 60s or 5m")
     return value
 
 

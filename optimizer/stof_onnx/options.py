@@ -137,6 +137,21 @@ class EngineWishes:
 
 
 @dataclass(frozen=True)
+class FusionWishes:
+    """What `optimize` does about fused regions.
+
+    Attributes:
+        tune: search for them.
+        budget: seconds of measuring.
+        plan: file of a plan: written where one is searched, else read.
+    """
+
+    tune: bool = False
+    budget: float = 60.0
+    plan: Path | None = None
+
+
+@dataclass(frozen=True)
 class OptimizeOptions:
     """Choices of `optimize`, `inspect` and `verify`.
 
@@ -153,6 +168,7 @@ class OptimizeOptions:
         pictures: folder for one PNG of each distinct mask.
         report: where to write the JSON report.
         engine: what to do about a TensorRT engine.
+        fusion: what to do about fused regions.
     """
 
     shapes: tuple[ShapeSpec, ...] = ()
@@ -168,3 +184,4 @@ class OptimizeOptions:
     pictures: Path | None = None
     report: Path | None = None
     engine: EngineWishes = field(default_factory=EngineWishes)
+    fusion: FusionWishes = field(default_factory=FusionWishes)

@@ -7,6 +7,7 @@ from pathlib import Path
 from stof_onnx.attention.match import find_attention
 from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.errors import StofError
+from stof_onnx.graph.export import export_model
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import LoadedModel, load_model
 from stof_onnx.graph.read import read_proto
@@ -19,6 +20,7 @@ from stof_onnx.report import Report
 from stof_onnx.trt.availability import why_no_engine
 from stof_onnx.trt.bench import EngineBench, bench_engine
 from stof_onnx.trt.engine_step import ENGINE_SUFFIX, build_engines, emit_lowered, verify_engine
+from stof_onnx.trt.fusion_step import check_wishes, fuse
 from stof_onnx.trt.manifest import manifest_of
 from stof_onnx.verify.run import Probes, verify_files, verify_staged
 
@@ -39,6 +41,7 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
     check_other_targets(targets, taken)
     if options.engine.wanted and (reason := why_no_engine()):
         raise StofError(f"no engine can be built here: {reason}", "--engine", "Leave --engine out for the ONNX file")
+    check_wishes(options.fusion)
     with progress.step("load", report.timings):
         model = load_model(path)
         check_data_files(targets, model.proto, model.base_dir)
@@ -50,9 +53,11 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
         probes = Probes(matches)
     with progress.step("rewrite", report.timings):
         report.replaced = len(replace_attention(model, matches))
-    with progress.step("save", report.timings):
-        staged = stage_model(model, output)
+    exported = export_model(model)
     report.notes = model.notes
+    report.fusion = fuse(model, exported, options, report.replaced, progress, report.timings)
+    with progress.step("save", report.timings):
+        staged = stage_model(model, output, exported)
     with staged:
         if options.verify and report.changed:
             with progress.step("verify", report.timings):
@@ -96,6 +101,7 @@ def _other_targets(options: OptimizeOptions, output: Path) -> dict[str, Path | N
         "engine": engine,
         "engine's manifest": engine and manifest_of(engine),
         "timing cache": wishes.timing_cache,
+        "plan": options.fusion.plan,
         "report": options.report,
     }
 

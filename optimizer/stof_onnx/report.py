@@ -23,6 +23,7 @@ from stof_onnx.mask.statistics import MaskStats, statistics
 from stof_onnx.pictures import MaskPicture
 from stof_onnx.trt.choose import EngineResult
 from stof_onnx.trt.engine_step import EngineCheck
+from stof_onnx.trt.fusion_step import Fusion
 from stof_onnx.trt.lower import Lowered
 from stof_onnx.verify.result import Verification
 
@@ -115,6 +116,7 @@ class Report:
     replaced: int = 0
     verification: Verification | None = None
     pictures: list[MaskPicture] = field(default_factory=list)
+    fusion: Fusion | None = None
     timings: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     lowered: Lowered | None = None
@@ -130,7 +132,7 @@ class Report:
     @property
     def changed(self) -> bool:
         """False when the optimized model is the original, byte for byte of every tensor and node."""
-        return bool(self.replaced) or self.opset != self.source_opset
+        return bool(self.replaced) or bool(self.fusion and self.fusion.applied) or self.opset != self.source_opset
 
     @property
     def failed(self) -> bool:
@@ -164,6 +166,7 @@ class Report:
                 "refused": [{"node": r.site, "reason": r.reason, "nodes": list(r.nodes)} for r in self.refused],
                 "sites": [vars(s) for s in self.sites],
             },
+            "fusion": None if self.fusion is None else self.fusion.to_json(),
             "verify": None if self.verification is None else self.verification.to_json(),
             "lowered": None if self.lowered is None else self.lowered.to_json(),
             "engine": None if self.engine is None else self.engine.to_json(),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from stof_onnx.fusion.plan import PlannedRegion
 from stof_onnx.report import Report, Site
 from stof_onnx.verify.result import Verification
 
@@ -34,6 +35,7 @@ def _lines(report: Report) -> Iterator[str]:
     if report.command != "verify":
         yield from _sites(report.sites)
         yield from _refused(report)
+    yield from _fusion(report)
     yield from _engine(report)
     for note in report.notes:
         yield f"note: {note}"
@@ -42,6 +44,40 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"\nmask {number} of {_shorten(picture.sites)}{where}"
         yield picture.text
     yield "time: " + ", ".join(f"{name} {value:.1f} s" for name, value in report.timings.items())
+
+
+def _fusion(report: Report) -> Iterator[str]:
+    fusion = report.fusion
+    if fusion is None:
+        return
+    if fusion.reason:
+        yield f"no fused regions: {fusion.reason}"
+    if fusion.plan is None:
+        return
+    plan = fusion.plan
+    kinds = len({a.function for a in fusion.applied})
+    source = f"the plan {fusion.source}" if fusion.source else f"times of {plan.timer}"
+    yield f"fused regions: {len(fusion.applied)} of {kinds} kinds, by {source}"
+    if not fusion.source:
+        ended = "" if plan.complete else ", ended early: the best so far"
+        builds = f", {plan.builds} engines built in {plan.build_seconds:.1f} s" if plan.builds else ""
+        yield f"    {plan.samples} measurements in {plan.seconds:.1f} s{builds}, {plan.cached} from the cache{ended}"
+    seen = set()
+    for block in plan.blocks.values():
+        for region in block.regions:
+            if region.hash not in seen:
+                seen.add(region.hash)
+                yield f"    {_region(region)}"
+
+
+def _region(region: PlannedRegion) -> str:
+    def us(value: float | None) -> str:
+        return "not timed" if value is None else f"{value:.1f} us"
+
+    verb = "fused" if region.kept else "left to TensorRT"
+    name = f"{region.template} {region.config}".strip()
+    times = f"{us(region.fused_us)}, by TensorRT {us(region.left_us)}"
+    return f"{verb}: {', '.join(region.operators)}: {name}, {times}: {region.reason}"
 
 
 def _engine(report: Report) -> Iterator[str]:

@@ -19,9 +19,10 @@ from stof_onnx.graph.repair import sort_nodes
 
 @dataclass(frozen=True)
 class AppliedRegion:
-    """One region that is in the model now: its node, and what the plan says of it."""
+    """One region that is in the model now: its node, the function that it calls, and what the plan says of it."""
 
     node: str
+    function: str
     planned: PlannedRegion
 
 
@@ -53,7 +54,7 @@ def apply_plan(
             indices = [operator.index for operator in segment.operators]
             gone.update(indices)
             new[indices[-1]] = node
-            applied.append(AppliedRegion(node.name, region))
+            applied.append(AppliedRegion(node.name, node.op_type, region))
     if applied:
         nodes = [new.get(i, node) for i, node in enumerate(tensors.nodes) if i in new or i not in gone]
         before = {name for i in gone for name in read_names(tensors.nodes[i])}

@@ -13,7 +13,7 @@ import onnx
 
 from stof_onnx.errors import StofError
 from stof_onnx.graph.check import check_graph
-from stof_onnx.graph.export import export_model
+from stof_onnx.graph.export import ExportedModel, export_model
 from stof_onnx.graph.external import external_files
 from stof_onnx.graph.model import LoadedModel
 from stof_onnx.graph.write import write_model
@@ -58,8 +58,11 @@ class StagedModel:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def stage_model(model: LoadedModel, path: str | Path) -> StagedModel:
+def stage_model(model: LoadedModel, path: str | Path, exported: ExportedModel | None = None) -> StagedModel:
     """Writes `model` completely, but not yet to `path`: use the result as a context manager and call `commit`.
+
+    Args:
+        exported: `export_model(model)`, edited further.
 
     Raises:
         StofError: see save_model.
@@ -67,7 +70,7 @@ def stage_model(model: LoadedModel, path: str | Path) -> StagedModel:
     target = Path(path)
     check_target(target, model.path)
     check_data_files({"output": target, "output's data": data_file(target)}, model.proto, model.base_dir)
-    exported = export_model(model)
+    exported = exported or export_model(model)
     check_graph(exported.proto, exported.initializers)
     try:
         folder = Path(tempfile.mkdtemp(prefix=".stof-", dir=target.parent))

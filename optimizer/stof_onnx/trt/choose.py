@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class Candidate:
     """One engine: built, checked, timed. `problem` says why it is out of the race."""
 
-    kind: str  # "plain", "stof", or "mixed": with some attentions left to TensorRT
+    kind: str  # "plain"; "stof"; "mixed": some attentions left to TensorRT; "fused": with fused regions
     engine: BuiltEngine | None = None
     error: EngineError | None = None
     timing: Timing | None = None
@@ -57,15 +57,17 @@ class Candidate:
 
 @dataclass
 class Race:
-    """The engines that were built; `mixed` where some attentions looked faster on TensorRT's own kernels."""
+    """The engines that were built; `mixed` where some attentions looked faster on TensorRT's own kernels, `fused` where
+    the model has fused regions."""
 
     plain: Candidate
     stof: Candidate
     mixed: Candidate | None = None
+    fused: Candidate | None = None
 
     @property
     def candidates(self) -> list[Candidate]:
-        return [self.plain, self.stof, *([self.mixed] if self.mixed else [])]
+        return [self.plain, self.stof, *(c for c in (self.mixed, self.fused) if c is not None)]
 
     def winner(self, keep: str = "faster") -> Candidate:
         """The engine to keep: the fastest one that is right (stof where it is not slower than plain), or `keep`."""
@@ -73,14 +75,14 @@ class Race:
             return next(c for c in self.candidates if c.kind == keep)
         right = [c for c in self.candidates if c.engine is not None and not c.problem]
         timed = [c for c in right if c.timing is not None]
-        order = ("stof", "mixed", "plain")  # among equals
+        order = ("stof", "mixed", "fused", "plain")  # among equals
         key = {c.kind: (c.timing.median if c.timing else float("inf"), order.index(c.kind)) for c in right}
         return min(timed or right or [self.plain], key=lambda c: key.get(c.kind, (0.0, 0)))
 
 
 @dataclass
 class EngineResult:
-    """What was built and kept: `kept` is "stof", "mixed" or "plain"."""
+    """What was built and kept: `kept` is "stof", "mixed", "fused" or "plain"."""
 
     path: Path
     kept: str
@@ -96,9 +98,9 @@ class EngineResult:
 
     @property
     def best(self) -> Candidate:
-        """The faster one of the engines with plugins."""
-        mixed = self.race.mixed
-        return mixed if mixed is not None and self.race.winner().kind == "mixed" else self.race.stof
+        """The fastest one of the engines with plugins."""
+        winner = self.race.winner()
+        return self.race.stof if winner.kind == "plain" else winner
 
     @property
     def lowered(self) -> Lowered | None:
@@ -172,11 +174,22 @@ def build_plain(source: Path, options: BuildOptions) -> Candidate:
     return candidate
 
 
-def build_stof(portable: Path, options: BuildOptions, left: frozenset[str] = frozenset()) -> Candidate:
-    """The engine with plugins; with names of attentions in `left`, which TensorRT keeps, the mixed one."""
+def build_stof(
+    portable: Path, options: BuildOptions, left: frozenset[str] = frozenset(), regions: bool = False
+) -> Candidate:
+    """The engine with plugins.
+
+    Args:
+        left: names of attentions that TensorRT keeps (the mixed engine).
+        regions: with the fused regions of the model (the fused engine); else they are ordinary operators.
+    """
     lowering = lower_options(options.precision, options.profile, availability.device())
-    lowered = lower_file(portable, replace(lowering, left=left))
-    candidate = Candidate("mixed" if left else "stof", lowered=lowered)
+    lowered = lower_file(portable, replace(lowering, left=left, regions=regions))
+    candidate = Candidate("fused" if regions else "mixed" if left else "stof", lowered=lowered)
+    if regions and not lowered.fused:
+        reasons = {region.reason for region in lowered.regions}
+        candidate.problem = f"no region was lowered: {'; '.join(sorted(reasons))}"
+        return candidate
     if not lowered.plugins:
         candidate.problem = "no attention was lowered"
         return candidate
@@ -195,7 +208,8 @@ def settle(
     feeds: Sequence[dict[str, np.ndarray]],
     expected: Sequence[dict[str, np.ndarray]],
 ) -> None:
-    """Runs and times what was built, tries a mixed engine where one looks faster, and notes errors and problems.
+    """Runs and times what was built, tries a mixed engine where one looks faster and one with the fused regions where
+    the model has any, and notes errors and problems.
 
     Args:
         expected: outputs of each of `feeds`; none: the plain engine's.
@@ -210,6 +224,12 @@ def settle(
             found.mixed = build_stof(portable, options, left)
         with turns.alone():
             _run(found.mixed, feeds)
+    if found.stof.lowered is not None and found.stof.lowered.has_regions:
+        mixed = found.mixed is not None and found.mixed.timing is not None and found.winner().kind == "mixed"
+        with turns.building():
+            found.fused = build_stof(portable, options, left if mixed else frozenset(), regions=True)
+        with turns.alone():
+            _run(found.fused, feeds)
     _judge(found, expected or found.plain.outputs, options.precision)
 
 

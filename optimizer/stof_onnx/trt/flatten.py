@@ -19,6 +19,7 @@ from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of, read_names
 from stof_onnx.graph.proto_shapes import SymbolicShapes
 from stof_onnx.trt.pack_qkv import carrier, to_rank_3
 from stof_onnx.trt.plugin_nodes import is_plugin
+from stof_onnx.trt.region_nodes import is_region_plugin, set_rank
 
 # fmt: off
 _UNARY = frozenset({
@@ -37,6 +38,7 @@ class _RowWise:
     """A node that can be converted: its run-time operands, and whether it is a mere Reshape between the two ranks."""
 
     operands: tuple[str, ...]
+    outputs: tuple[str, ...]
     reshape: bool = False
 
 
@@ -107,31 +109,32 @@ class _Flattener:
         changed = True
         while changed:
             changed = False
-            for i, row_wise in self.candidates.items():
+            for row_wise in self.candidates.values():
                 if row_wise.reshape:  # what it makes of B and S is for the inferred sizes to say
                     continue
-                output = self.nodes[i].output[0]
+                output = row_wise.outputs[0]
                 known = [self.key[o] for o in row_wise.operands if o in self.key]
                 if len(known) == len(row_wise.operands) and len({self.find(k) for k in known}) == 1:
-                    changed |= self._join(output, known[0])
+                    for name in row_wise.outputs:
+                        changed |= self._join(name, known[0])
                 elif len(row_wise.operands) == 1 and not known and output in self.key:
                     changed |= self._join(row_wise.operands[0], self.key[output])
 
     def _agrees(self, number: int, row_wise: _RowWise) -> bool:
-        names = [*row_wise.operands, self.nodes[number].output[0]]
+        names = [*row_wise.operands, *row_wise.outputs]
         return all(n in self.key for n in names) and len({self.find(self.key[n]) for n in names}) == 1
 
     def _connected(self, usable: set[int]) -> set[int]:
         """The usable nodes that a chain of row tensors joins with a packed attention."""
         touching: dict[str, list[int]] = defaultdict(list)
         for i in usable:
-            for name in (*self.candidates[i].operands, self.nodes[i].output[0]):
+            for name in (*self.candidates[i].operands, *self.candidates[i].outputs):
                 touching[name].append(i)
         reached = {i for i in usable if is_plugin(self.nodes[i])}
         pending = list(reached)
         while pending:
             i = pending.pop()
-            for name in (*self.candidates[i].operands, self.nodes[i].output[0]):
+            for name in (*self.candidates[i].operands, *self.candidates[i].outputs):
                 fresh = [j for j in touching[name] if j not in reached]
                 reached.update(fresh)
                 pending += fresh
@@ -140,8 +143,13 @@ class _Flattener:
     # -- which operators are row-wise
 
     def _candidate(self, node: onnx.NodeProto) -> _RowWise | None:
+        outputs = tuple(node.output)
         if is_plugin(node):
-            return _RowWise((node.input[0],)) if attributes_of(node)["layout"] == "packed" else None
+            return _RowWise((node.input[0],), outputs) if attributes_of(node)["layout"] == "packed" else None
+        if is_region_plugin(node):
+            operands = tuple(name for name in node.input if self.graph.constant(name) is None)
+            alike = len({self.shapes.rank(name) for name in (*operands, *outputs)}) == 1
+            return _RowWise(operands, outputs) if alike and self.width(outputs[0]) is not None else None
         if node.domain not in ("", "ai.onnx") or sum(1 for o in node.output if o) != 1 or not node.input:
             return None
         tensors = node.input[:1] if node.op_type == "Reshape" else node.input
@@ -154,7 +162,7 @@ class _Flattener:
             return self._reshape(node, operands, ranks)
         if len(ranks) > 1 or self.width(node.output[0]) is None:
             return None
-        return _RowWise(operands) if self._row_wise(node, operands, constants, ranks.pop() or 0) else None
+        return _RowWise(operands, outputs) if self._row_wise(node, operands, constants, ranks.pop() or 0) else None
 
     def _reshape(self, node: onnx.NodeProto, operands: tuple[str, ...], ranks: set[int | None]) -> _RowWise | None:
         """Rows to [B, S, C] or back, with the last axis untouched. Whether B and S fit, their keys tell."""
@@ -165,7 +173,7 @@ class _Flattener:
         if self.is_flat(output):  # every row of the source, whatever B and S are
             self._join(output, ("rows", source))
             self._join(source, ("rows", source))
-        return _RowWise((source,), reshape=True)
+        return _RowWise((source,), (output,), reshape=True)
 
     def _row_wise(
         self, node: onnx.NodeProto, operands: tuple[str, ...], constants: list[np.ndarray], rank: int
@@ -242,7 +250,6 @@ class _Writer:
     def _convert(self, node: onnx.NodeProto, row_wise: _RowWise) -> None:
         new = onnx.NodeProto()
         new.CopyFrom(node)
-        output = node.output[0]
         for place, name in enumerate(node.input):
             if name in row_wise.operands:
                 new.input[place] = self._rows(name)
@@ -251,13 +258,17 @@ class _Writer:
         if node.op_type in _LAST_AXIS or node.op_type in _REDUCTIONS:
             self._last_axis(new)
         if is_plugin(node):
-            self._carry(new, output)
-        was_flat = self.f.is_flat(output)
-        self.flat[output] = output if was_flat else self.graph.fresh(f"{output}_2d")
-        new.output[0] = self.flat[output]
+            self._carry(new, node.output[0])
+        if is_region_plugin(node):
+            set_rank(new, 2)
+        threed = [name for name in row_wise.outputs if not self.f.is_flat(name)]
+        for place, name in enumerate(row_wise.outputs):
+            self.flat[name] = self.graph.fresh(f"{name}_2d") if name in threed else name
+            new.output[place] = self.flat[name]
         self.out.append(new)
-        if self.outside[output] and not was_flat:
-            self._leave(output)
+        for name in threed:
+            if self.outside[name]:
+                self._leave(name)
 
     def _narrow(self, new: onnx.NodeProto, place: int, name: str) -> None:
         """Constants [1, 1, C] of elementwise operators lose their leading axes."""

@@ -14,6 +14,8 @@ from onnx import inliner
 
 from stof_onnx.attention.functions import DOMAIN
 from stof_onnx.errors import StofError
+from stof_onnx.fusion.functions import PREFIX as REGION
+from stof_onnx.fusion.functions import is_region
 from stof_onnx.graph.proto_graph import all_graphs, drop_dead
 from stof_onnx.graph.proto_shapes import SymbolicShapes, infer_shapes
 from stof_onnx.kernels.select import Device
@@ -21,6 +23,7 @@ from stof_onnx.trt.dense_masks import fold_dense_masks
 from stof_onnx.trt.flatten import flatten
 from stof_onnx.trt.pack_qkv import pack_qkv
 from stof_onnx.trt.plugin_nodes import SiteLowering, is_plugin, make_plugin_nodes
+from stof_onnx.trt.region_nodes import RegionLowering, inline_regions, make_region_nodes, settle_programs
 
 EMITTED_DOMAIN = "trt.plugins"  # where ONNX Runtime's TensorRT provider looks for plugins
 _TOO_LARGE = 1 << 30  # bytes above which weights go to a file of their own
@@ -37,6 +40,7 @@ class LowerOptions:
         domain: of the plugin nodes.
         rank_2: merge projections and keep tensors 2-D between attentions.
         left: names of sites that stay ordinary operators, for TensorRT's own kernels.
+        regions: fused regions become plugin nodes; else they are the operators they were made of.
     """
 
     precision: str = "fp16"
@@ -46,6 +50,7 @@ class LowerOptions:
     domain: str = DOMAIN
     rank_2: bool = True
     left: frozenset[str] = frozenset()
+    regions: bool = True
 
 
 @dataclass
@@ -54,8 +59,14 @@ class Lowered:
 
     model: onnx.ModelProto
     sites: list[SiteLowering]
+    regions: list[RegionLowering] = field(default_factory=list)
     packed: int = 0
     flattened: int = 0
+    has_regions: bool = False  # the portable model has regions, whether they were lowered or not
+
+    @property
+    def fused(self) -> int:
+        return sum(1 for region in self.regions if region.template)
 
     @property
     def plugins(self) -> int:
@@ -64,15 +75,19 @@ class Lowered:
     def to_json(self) -> dict[str, Any]:
         """For the report."""
         sites = [asdict(site) for site in self.sites]
-        return {"packed": self.packed, "flattened": self.flattened, "sites": sites}
+        regions = [asdict(region) for region in self.regions]
+        return {"packed": self.packed, "flattened": self.flattened, "sites": sites, "regions": regions}
 
 
 def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:
     """Lowers a copy of the portable `model` (weights loaded).
 
     Raises:
-        StofError: mask arrays that do not follow the format.
+        StofError: mask arrays that do not follow the format, or a kernel of a region that can not be compiled.
     """
+    has_regions = any(is_region(node) for node in model.graph.node)
+    if not options.regions:
+        model = inline_regions(model)
     symbolic = SymbolicShapes(infer_shapes(model))
     opt = infer_shapes(model, options.opt_sizes).dims if options.opt_sizes else symbolic.dims
     largest = infer_shapes(model, options.largest_sizes).dims if options.largest_sizes else opt
@@ -80,11 +95,13 @@ def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:
     lowered.CopyFrom(model)
     o = options
     sites = make_plugin_nodes(lowered, opt, largest, o.precision, o.device, o.domain, o.left)
+    regions, programs = make_region_nodes(lowered, symbolic, o.precision, o.device, o.domain)
     drop_dead(lowered.graph)
-    result = Lowered(_without_functions(lowered), sites)
+    result = Lowered(_without_functions(lowered), sites, regions, has_regions=has_regions)
     if options.rank_2 and result.plugins:
         result.packed = pack_qkv(result.model, symbolic)
         result.flattened = flatten(result.model, symbolic.refreshed(result.model))
+    settle_programs(result.model, programs, o.device)
     drop_dead(result.model.graph)
     used = {n.domain for n in result.model.graph.node} | {"", options.domain}
     kept = [o for o in result.model.opset_import if o.domain in used or o.domain == "ai.onnx"]
@@ -130,7 +147,8 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         del model.functions[:]
         return model
     arrays = {i.name for i in model.graph.initializer}
-    calls = [n for g in all_graphs(model.graph) for n in g.node if n.domain == DOMAIN and not is_plugin(n)]
+    nodes = [n for g in all_graphs(model.graph) for n in g.node if n.domain == DOMAIN]
+    calls = [n for n in nodes if not is_plugin(n) and not n.op_type.startswith(REGION)]
     read = {name for node in calls for name in node.input}
     inlined = inliner.inline_local_functions(model)
     fold_dense_masks(inlined, arrays & read)

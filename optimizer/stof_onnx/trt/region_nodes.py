@@ -1,0 +1,217 @@
+"""`stof::StofFusedRegion_<hash>` function nodes become `StofFusedRegion` plugin nodes (docs/architecture.md).
+
+In two steps, since compiled programs are for tensors of one rank: `make_region_nodes` before lowering settles which
+tensors are 2-D, `settle_programs` after it. What can not run stays a function call, which TensorRT gets inlined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper, inliner
+
+from stof_onnx.errors import StofError
+from stof_onnx.fusion.functions import PREFIX, is_region
+from stof_onnx.fusion.row_programs import row_program
+from stof_onnx.fusion.templates import GEMM_TEMPLATES
+from stof_onnx.fusion.tensors import FLOATS
+from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of
+from stof_onnx.graph.proto_shapes import SymbolicShapes
+from stof_onnx.kernels.select import Device
+from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, compile_programs
+
+PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", "stof"
+RANK = "rank"  # of a plugin node between the two steps
+_GEMM_ARCH = 90
+Compile = Callable[[Sequence[tuple[RowProgram, RowConfig, int]], int], list[str]]
+
+
+@dataclass
+class RegionLowering:
+    """What became of one region: `template` ("gemm_epilogue", "gated_mlp" or "cubin") is empty where it stays ordinary
+    operators, and `reason` says why."""
+
+    name: str
+    template: str = ""
+    config: str = ""
+    reason: str = ""
+
+
+@dataclass
+class PendingPrograms:
+    """Programs that wait for the rank of their tensors, by node name."""
+
+    programs: dict[str, tuple[RowProgram, RowConfig]] = field(default_factory=dict)
+
+
+def is_region_plugin(node: onnx.NodeProto) -> bool:
+    """Whether `node` is a lowered region."""
+    return node.op_type == PREFIX and any(a.name == "plugin_version" for a in node.attribute)
+
+
+def set_rank(node: onnx.NodeProto, rank: int) -> None:
+    """Notes the rank that the tensors of a lowered region have now."""
+    for a in node.attribute:
+        if a.name == RANK:
+            a.i = rank
+
+
+def inline_regions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its regions as the operators they were made of."""
+    names = [(f.domain, f.name) for f in model.functions if f.name.startswith(PREFIX + "_")]
+    return inliner.inline_selected_functions(model, names) if names else model
+
+
+def make_region_nodes(
+    model: onnx.ModelProto, shapes: SymbolicShapes, precision: str, device: Device, domain: str
+) -> tuple[list[RegionLowering], PendingPrograms]:
+    """Replaces the function nodes of the main graph in place; function definitions stay for those left.
+
+    Args:
+        model: the portable model, its weights loaded.
+        shapes: of the portable model.
+        precision: "fp16" or "bf16": what float32 tensors become in the engine; "fp32": they stay.
+        device: what kernels are for.
+        domain: of the plugin nodes.
+    """
+    graph, pending = ProtoGraph(model.graph), PendingPrograms()
+    functions = {f.name: f for f in model.functions}
+    found = []
+    for node in model.graph.node:
+        if is_region(node):
+            region = _Region(graph, node, shapes, precision, device)
+            found.append(region.lower(functions[node.op_type], domain, pending))
+    if any(region.template for region in found) and domain not in {o.domain for o in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+    return found, pending
+
+
+def settle_programs(
+    model: onnx.ModelProto, pending: PendingPrograms, device: Device, compile_all: Compile | None = None
+) -> None:
+    """Puts the compiled programs into their nodes, for the rank that their tensors have now.
+
+    Raises:
+        StofError: a kernel is not compiled and can not be.
+    """
+    waiting = []
+    for node in model.graph.node:
+        if not is_region_plugin(node):
+            continue
+        rank = int(attributes_of(node)[RANK])  # type: ignore[call-overload]
+        kept = [a for a in node.attribute if a.name != RANK]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        if node.name in pending.programs:
+            waiting.append((node, (*pending.programs[node.name], rank)))
+    if waiting:
+        texts = (compile_all or _compile)([item for _, item in waiting], device.arch)
+        for (node, _), text in zip(waiting, texts, strict=True):
+            node.attribute.append(helper.make_attribute("program", text))
+
+
+def _compile(items: Sequence[tuple[RowProgram, RowConfig, int]], arch: int) -> list[str]:
+    return [program.base64() for program in compile_programs(items, (arch,))]
+
+
+class _Region:
+    def __init__(
+        self, graph: ProtoGraph, node: onnx.NodeProto, shapes: SymbolicShapes, precision: str, device: Device
+    ) -> None:
+        self.graph, self.node, self.shapes, self.device = graph, node, shapes, device
+        self.attributes = attributes_of(node)
+        self.template = str(self.attributes["template"])
+        self.model_dtype = FLOATS.get(shapes.types.get(node.input[0], 0), "")
+        self.dtype = precision if self.model_dtype == "fp32" else self.model_dtype
+
+    def lower(self, function: onnx.FunctionProto, domain: str, pending: PendingPrograms) -> RegionLowering:
+        result = RegionLowering(self.node.name, config=str(self.attributes["config"]))
+        result.reason = self._problem()
+        if result.reason:
+            return result
+        constants = self._constants()
+        if isinstance(constants, str):
+            result.reason = constants
+            return result
+        rank = self.shapes.rank(self.node.input[0])
+        if self.template in GEMM_TEMPLATES:
+            result.template = self.template
+            names = ("activation", "has_bias", "has_residual", "config")
+            kept = {name: self.attributes[name] for name in names if name in self.attributes}
+        else:
+            result.template, kept = "cubin", {}
+            try:
+                pending.programs[self.node.name] = self._program(function), RowConfig.parse(result.config)
+            except StofError as error:
+                result.template, result.reason = "", str(error)
+                return result
+        kept |= {"template": result.template, RANK: rank}
+        kept |= {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
+        for place, name in constants.items():
+            self.node.input[place] = name
+        del self.node.attribute[:]
+        self.node.attribute.extend(helper.make_attribute(name, value) for name, value in sorted(kept.items()))
+        self.node.op_type, self.node.domain = PREFIX, domain
+        return result
+
+    def _problem(self) -> str:
+        if not self.dtype:
+            return "the type of its input is not known"
+        if self.shapes.rank(self.node.input[0]) not in (2, 3):
+            return "the rank of its input is not known"
+        if self.template not in GEMM_TEMPLATES:
+            return ""
+        if self.device.arch != _GEMM_ARCH:
+            return f"its template needs compute capability 9.0, not {self.device.arch / 10:.1f}"
+        return "" if self.dtype in ("fp16", "bf16") else "its template computes in fp16 and bf16 only"
+
+    def _constants(self) -> dict[int, str] | str:
+        """Weights and vectors as the kernel reads them, by place; or what is in the way."""
+        found: dict[int, str] = {}
+        transposed, vectors = (int(self.attributes.get(name, 0)) for name in ("transposed", "vectors"))  # type: ignore[call-overload]
+        weights = {"gemm_epilogue": 1, "gated_mlp": 2}.get(self.template, 0)
+        for place, name in enumerate(self.node.input):
+            weight = 1 <= place <= weights
+            bias = self.template in GEMM_TEMPLATES and place > weights and self._is_bias(place, weights)
+            if not weight and not bias and not vectors >> place & 1:
+                continue
+            value = self.graph.constant(name)
+            if value is None:
+                return f"its input '{name}' is not a constant of the main graph"
+            turned = bool(weight and transposed >> (place - 1) & 1)
+            made = self._constant(name, value, turned, flat=not weight)
+            if not made:
+                return f"its constant '{name}' does not fit {self.dtype}"
+            found[place] = made
+        return found
+
+    def _is_bias(self, place: int, weights: int) -> bool:
+        biases = weights if self.attributes["has_bias"] else 0
+        return place <= weights + biases
+
+    def _constant(self, name: str, value: np.ndarray, turned: bool, flat: bool) -> str:
+        """The name of the initializer in the engine's type; empty where its values do not fit."""
+        made = f"{name}/stof_{self.dtype}{'_turned' if turned else ''}"
+        if made in self.graph.initializers:
+            return made
+        if self.model_dtype == "fp32" and self.dtype == "fp16":
+            narrow = value.astype(np.float16)
+            if not np.array_equal(np.isfinite(narrow), np.isfinite(value)):
+                return ""
+            value = narrow
+        elif self.dtype == "bf16" and self.model_dtype == "fp32":
+            return ""  # numpy has no bfloat16
+        value = value.T if turned else value
+        return self.graph.add_constant(made, value.reshape(-1) if flat else value)
+
+    def _program(self, function: onnx.FunctionProto) -> RowProgram:
+        width = self.shapes.dim(self.node.input[0], -1)
+        if not isinstance(width, int):
+            raise StofError("the last axis of its input is not known", self.node.name)
+        vectors = int(self.attributes["vectors"])  # type: ignore[call-overload]
+        inputs = list(function.input)
+        named = [name for place, name in enumerate(inputs) if vectors >> place & 1]
+        return row_program(function.node, inputs, named, list(function.output), width, self.dtype)

@@ -1,0 +1,241 @@
+"""Times regions and the pieces they compete with on the GPU, by replays of CUDA graphs of several runs.
+
+A piece is built by TensorRT as it would build it in the engine: the same precision, tensors [rows, width], the
+neighbours that it would merge with included (fusion/search/cost.py cuts pieces so). A GEMM region is run through the C
+API where the kernel library is built, else as a small engine with one plugin node; a compiled program is launched
+directly. Inputs and weights are random numbers on both sides, and stay in the second-level cache as far as they fit, on
+both sides alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from stof_onnx.errors import StofError
+from stof_onnx.fusion.functions import PREFIX
+from stof_onnx.fusion.piece_model import piece_model, random_array
+from stof_onnx.fusion.search import Measurement, Region
+from stof_onnx.fusion.search.roofline import program_of
+from stof_onnx.fusion.segment import Segment
+from stof_onnx.fusion.templates import GEMM_TEMPLATES
+from stof_onnx.kernels import gemm
+from stof_onnx.kernels.capi import DEFAULT_LIBRARY
+from stof_onnx.kernels.cubin_run import LoadedProgram
+from stof_onnx.kernels.fused_capi import Activation, FusedLibrary, FusedParams, Template
+from stof_onnx.kernels.triton_rows import RowConfig, compile_program, configurations
+from stof_onnx.options import EngineWishes
+from stof_onnx.trt import availability, cuda, turns
+from stof_onnx.trt.build import BuildOptions, build_engine, tactic_sources
+from stof_onnx.trt.graph_timing import median_us, random_buffers
+from stof_onnx.trt.manifest import digest
+from stof_onnx.trt.region_nodes import PLUGIN_NAMESPACE, PLUGIN_VERSION
+from stof_onnx.trt.session import EngineSession
+
+_log = logging.getLogger(__name__)
+_OPSET = 17
+_MOST_PROGRAMS = 4  # configurations of a program that are compiled and tried
+_DTYPE_CODES = {"fp16": 0, "bf16": 1}
+
+
+def gpu_timer(wishes: EngineWishes) -> GpuTimer:
+    """The timer for engines as `wishes` describes them.
+
+    Raises:
+        StofError: TensorRT, a GPU or the plugin library is missing.
+    """
+    from stof_onnx.trt.engine_step import find_plugin_library
+
+    options = BuildOptions(
+        precision=wishes.precision,
+        plugins=find_plugin_library(),
+        embed=False,
+        workspace=wishes.workspace,
+        timing_cache=wishes.timing_cache,
+        level=wishes.level,
+    )
+    library = FusedLibrary(DEFAULT_LIBRARY) if Path(DEFAULT_LIBRARY).is_file() else None
+    return GpuTimer(options, availability.device().arch, library)
+
+
+@dataclass
+class GpuTimer:
+    """A `Timer` for the first GPU.
+
+    Attributes:
+        options: of engines; without a profile, since pieces have fixed sizes.
+        arch: compute capability times ten.
+        library: the kernels through the C API; None times them through TensorRT.
+    """
+
+    options: BuildOptions
+    arch: int
+    library: FusedLibrary | None = None
+    _programs: dict[tuple[str, str], LoadedProgram] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        plugins = digest(self.options.plugins)[:12] if self.options.plugins else ""
+        version = availability.tensorrt().__version__
+        return f"{cuda.name()}; TensorRT {version}, {tactic_sources()}; {self.options.precision}; plugins {plugins}"
+
+    def configs(self, region: Region) -> Sequence[str]:
+        instance = region.instance
+        dtype = self._dtype(region)
+        if not instance.rows or (self.options.precision == "bf16" and instance.dtype == "fp32"):
+            return ()
+        if instance.template in GEMM_TEMPLATES:
+            if self.arch != 90 or dtype not in _DTYPE_CODES:
+                return ()
+            return gemm.ranked(instance.template, instance.rows, instance.width, instance.depth)
+        try:
+            names = [c.name for c in configurations(program_of(region, self.options.precision))[:_MOST_PROGRAMS]]
+            compile_program(program_of(region, self.options.precision), RowConfig.parse(names[0]), (self.arch,), 2)
+        except StofError as error:
+            _log.info("no kernel for %s: %s", instance.template, error)
+            return ()
+        return names
+
+    def fused(self, region: Region, config: str) -> Measurement:
+        start = time.monotonic()
+        try:
+            if region.instance.template not in GEMM_TEMPLATES:
+                us, built = self._program_us(region, config)
+            elif self.library is not None:
+                us, built = self._library_us(self.library, region, config), 0.0
+            else:
+                us, built = self._engine_us(_plugin_model(region, config, self._dtype(region)))
+        except StofError as error:
+            return Measurement(math.inf, time.monotonic() - start, problem=str(error))
+        return Measurement(us, time.monotonic() - start, built)
+
+    def left(self, piece: Segment) -> Measurement:
+        start = time.monotonic()
+        try:
+            us, built = self._engine_us(piece_model(piece, self.options.precision, _OPSET))
+        except StofError as error:
+            return Measurement(math.inf, time.monotonic() - start, problem=str(error))
+        return Measurement(us, time.monotonic() - start, built)
+
+    def _dtype(self, region: Region) -> str:
+        return self.options.precision if region.instance.dtype == "fp32" else region.instance.dtype
+
+    def _engine_us(self, model: onnx.ModelProto) -> tuple[float, float]:
+        """Microseconds of the model as an engine, and the seconds that building took."""
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder, turns.building():
+            path = Path(folder) / "piece.onnx"
+            onnx.save(model, str(path))
+            options = replace(self.options, plugins=self.options.plugins if _has_plugin(model) else None)
+            data = build_engine(path, options).data
+        session = EngineSession(data)
+        built = time.monotonic() - start
+        try:
+            rng = np.random.default_rng(0)
+            feeds = {}
+            for name, shape in session.opt_shapes().items():
+                dtype = session.dtype(name)
+                feeds[name] = random_array(shape, dtype, rng) if dtype.kind == "f" else np.zeros(shape, dtype)
+            session.bind(feeds)
+            with turns.alone():
+                return median_us(session.execute, session.stream), built
+        finally:
+            session.close()
+
+    def _program_us(self, region: Region, config: str) -> tuple[float, float]:
+        """Microseconds of a compiled program, and the seconds that compiling took."""
+        start = time.monotonic()
+        program = program_of(region, self.options.precision)
+        compiled = compile_program(program, RowConfig.parse(config), (self.arch,), 2)
+        built = time.monotonic() - start
+        instance, dtype = region.instance, self._dtype(region)
+        full = instance.rows, instance.width
+        shapes = [(instance.width,) if name in instance.vectors else full for name in instance.inputs]
+        loaded = LoadedProgram(compiled)
+        with random_buffers(shapes, dtype) as inputs, random_buffers([full] * len(instance.outputs), dtype) as outputs:
+            stream = cuda.call("cudaStreamCreate")
+            try:
+                with turns.alone():
+                    us = median_us(lambda: loaded.launch(inputs, outputs, shapes, 0, int(stream)), stream)
+            finally:
+                cuda.call("cudaStreamDestroy", stream)
+        return us, built
+
+    def _library_us(self, library: FusedLibrary, region: Region, config: str) -> float:
+        instance, dtype = region.instance, self._dtype(region)
+        template = Template.GATED_MLP if instance.template == "gated_mlp" else Template.GEMM_EPILOGUE
+        names = [c.name for c in library.configs(template)]
+        if config not in names:
+            raise StofError(f"the kernel library has no variant {config}", instance.template, "Rebuild it: make cuda")
+        m, n, k = instance.rows, instance.width, instance.depth
+        second = template is Template.GATED_MLP
+        bias = bool(instance.attributes["has_bias"])
+        residual = bool(instance.attributes.get("has_residual", 0))
+        wanted = {
+            "a": (m, k),
+            "b": (k, n),
+            "b2": (k, n) if second else None,
+            "bias": (n,) if bias else None,
+            "bias2": (n,) if bias and second else None,
+            "residual": (m, n) if residual else None,
+            "out": (m, n),
+        }
+        shapes = {name: shape for name, shape in wanted.items() if shape is not None}
+        scales = [k**-0.5 if name in ("b", "b2") else 1.0 for name in shapes]  # products stay in range
+        with random_buffers(list(shapes.values()), dtype, scales) as pointers:
+            p = FusedParams()
+            p.template_id, p.config, p.dtype = int(template), names.index(config), _DTYPE_CODES[dtype]
+            p.activation = int(Activation[str(instance.attributes["activation"]).upper()])
+            p.m, p.n, p.k = m, n, k
+            for name, pointer in zip(shapes, pointers, strict=True):
+                setattr(p, name, pointer)
+            p.stride_a, p.stride_b, p.stride_b2, p.stride_residual, p.stride_out = k, n, n, n, n
+            workspace = cuda.Buffer(library.workspace_bytes(p))
+            p.workspace, p.workspace_bytes = workspace.pointer, workspace.nbytes
+            stream = cuda.call("cudaStreamCreate")
+            try:
+                with turns.alone():
+                    return median_us(lambda: library.launch(p, int(stream)), stream)
+            finally:
+                cuda.call("cudaStreamDestroy", stream)
+                workspace.free()
+
+
+def _has_plugin(model: onnx.ModelProto) -> bool:
+    return any(node.op_type == PREFIX for node in model.graph.node)
+
+
+def _plugin_model(region: Region, config: str, dtype: str) -> onnx.ModelProto:
+    """A GEMM region as a model of one plugin node with random weights, in fp16."""
+    instance, rng = region.instance, np.random.default_rng(0)
+    if dtype != "fp16":
+        raise StofError("without the kernel library only fp16 regions are timed", "fusion", "Build it: make cuda")
+    m, n, k = instance.rows, instance.width, instance.depth
+    names = ["x", "w0", "w1"][: 1 + instance.gemms]
+    biases = [f"bias{i}" for i in range(instance.gemms if instance.attributes["has_bias"] else 0)]
+    residual = ["residual"] if instance.attributes.get("has_residual") else []
+    initializers = [
+        numpy_helper.from_array((random_array((k, n), np.float32, rng) / np.float32(np.sqrt(k))).astype(np.float16), w)
+        for w in names[1:]
+    ] + [numpy_helper.from_array(random_array((n,), np.float16, rng), bias) for bias in biases]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [m, k])]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [m, n]) for name in residual]
+    wanted = ("activation", "has_bias", "has_residual")
+    attributes: dict[str, object] = {n: instance.attributes[n] for n in wanted if n in instance.attributes}
+    attributes |= {"template": instance.template, "config": config}
+    attributes |= {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
+    node = helper.make_node(PREFIX, [*names, *biases, *residual], ["y"], "region", domain="stof")
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT16, [m, n])
+    graph = helper.make_graph([node], "region", inputs, [output], initializers)
+    imports = [helper.make_opsetid("", _OPSET), helper.make_opsetid("stof", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)

@@ -1,0 +1,64 @@
+"""The StofFusedRegion node in float64, from the contract of docs/architecture.md alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, reference
+
+_erf = np.vectorize(math.erf)
+_ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_erf": lambda x: x * (1 + _erf(x / np.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+}
+
+
+def as_text(items: Sequence[tuple[RowProgram, RowConfig, int]], arch: int) -> list[str]:
+    """In place of compiled programs: what they compute, and for which rank."""
+    return [json.dumps({"program": program.to_json(), "rank": rank}) for program, _, rank in items]
+
+
+def region(inputs: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
+    """The outputs of one node."""
+    x = inputs[0].astype(np.float64)
+    if a["template"] == "cubin":
+        held = json.loads(a["program"])
+        assert x.ndim == held["rank"], "a program is for tensors of one rank"
+        program = RowProgram.from_json(held["program"])
+        arrays = [v.reshape(-1, program.cols) if v.ndim > 1 else v for v in inputs]
+        return [y.reshape(x.shape) for y in reference(program, arrays)]
+    rest = [value.astype(np.float64) for value in inputs[1:]]
+    act = _ACTIVATIONS[a["activation"]]
+    if a["template"] == "gated_mlp":
+        gate, up = x @ rest[0], x @ rest[1]
+        return [act(gate + rest[2]) * (up + rest[3]) if a["has_bias"] else act(gate) * up]
+    y = x @ rest.pop(0)
+    if a["has_bias"]:
+        bias = rest.pop(0)
+        assert bias.ndim == 1
+        y = y + bias
+    y = act(y)
+    if a["has_residual"]:
+        residual = rest.pop(0)
+        assert residual.shape == y.shape
+        y = y + residual
+    assert not rest
+    return [y]
+
+
+class StofFusedRegion(OpRun):
+    """For onnx's reference evaluator."""
+
+    op_domain = "stof"
+
+    def _run(self, *inputs: np.ndarray, **_: Any) -> tuple[np.ndarray, ...]:
+        attributes = {x.name: getattr(self, x.name) for x in self.onnx_node.attribute}
+        return tuple(y.astype(np.float32) for y in region(list(inputs), attributes))

@@ -1,0 +1,205 @@
+"""Fused regions: the portable file computes what the original does, and so do plugin nodes, by their contract."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+from stof_onnx import cli
+from stof_onnx.fusion.search import Measurement
+from stof_onnx.fusion.search.roofline import Roofline
+from stof_onnx.graph.proto_graph import attributes_of
+from stof_onnx.kernels.select import Device
+from stof_onnx.trt import region_nodes
+from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file
+
+from benchmarks.encoder import EncoderSpec, build_encoder
+from tests.trt.plugin_reference import StofAttention
+from tests.trt.region_reference import StofFusedRegion, as_text
+
+SEQ = 40
+MASK = np.abs(np.arange(SEQ)[:, None] - np.arange(SEQ)[None]) <= 5
+
+
+@pytest.fixture(autouse=True)
+def fuse_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever TensorRT keeps is slow, and programs are "compiled" to the text of what they compute."""
+    monkeypatch.setattr(Roofline, "left", lambda self, piece: Measurement(1e4 * len(piece)))
+    monkeypatch.setattr(region_nodes, "_compile", as_text)
+    monkeypatch.setenv("STOF_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def exact(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with weights that fp16 holds exactly, so that engines in fp16 have the same ones."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) in (1, 2):
+            value = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return model
+
+
+def optimize(folder: Path, model: onnx.ModelProto, *options: str) -> Path:
+    source, target = folder / "model.onnx", folder / "model.stof.onnx"
+    onnx.save(model, str(source))
+    arguments = ["optimize", str(source), "-o", str(target), "--no-engine", "--report", str(folder / "report.json")]
+    assert cli.main([*arguments, *options]) == 0
+    return target
+
+
+def check(model: onnx.ModelProto, lowered: Lowered, feeds: dict[str, np.ndarray]) -> None:
+    expected = ReferenceEvaluator(model).run(None, feeds)
+    got = ReferenceEvaluator(lowered.model, new_ops=[StofAttention, StofFusedRegion]).run(None, feeds)
+    for a, b in zip(expected, got, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(b, a, rtol=2e-4, atol=1e-4)
+
+
+def regions(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [n for n in model.graph.node if n.op_type == "StofFusedRegion"]
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("projections", ["separate", "split"])
+def test_every_operator_between_attentions_is_fused(tmp_path, rng, pre_norm, decomposed, projections):
+    spec = EncoderSpec(3, 64, 4, 2, SEQ, projections, pre_norm, decomposed, seed=int(rng.integers(1 << 30)))
+    model = exact(build_encoder(spec, MASK))
+    path = optimize(tmp_path, model, "--tune-budget", "60s")
+    portable = onnx.load(str(path))
+    functions = [f for f in portable.functions if f.name.startswith("StofFusedRegion_")]
+    calls = Counter(n.op_type for n in portable.graph.node if n.op_type.startswith("StofFusedRegion_"))
+    assert {f.name for f in functions} == set(calls), "one function for each distinct region"
+    assert max(calls.values()) >= 2, "equal layers share them"
+    report = json.loads((tmp_path / "report.json").read_text())["fusion"]
+    assert len(report["regions"]) == sum(calls.values())
+    lowered = lower_file(path, LowerOptions(device=Device(90)))
+    nodes = regions(lowered.model)
+    assert len(nodes) == lowered.fused == sum(calls.values())
+    kinds = Counter(n.op_type for n in lowered.model.graph.node)
+    assert kinds["Erf"] == kinds["LayerNormalization"] == kinds["Sqrt"] == 0
+    gemms = [n for n in nodes if attributes_of(n)["template"] == "gemm_epilogue"]
+    assert len(gemms) == 9 and not lowered.model.functions
+    assert kinds["MatMul"] + kinds["Gemm"] == 3, "the packed projections stay TensorRT's"
+    assert kinds["Reshape"] == 2, "one into rows, one out of them: regions are on 2-D tensors"
+    types = {i.name: i.data_type for i in lowered.model.graph.initializer}
+    weights = {name for n in nodes for name in n.input if name in types}
+    assert {types[name] for name in weights} == {onnx.TensorProto.FLOAT16}
+    check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+def test_the_contract_of_gemm_nodes(tmp_path, rng):
+    model = exact(build_encoder(EncoderSpec(2, 64, 4, 2, SEQ), MASK))
+    lowered = lower_file(optimize(tmp_path, model, "--tune-budget", "60s"), LowerOptions(device=Device(90)))
+    for node in regions(lowered.model):
+        a = attributes_of(node)
+        common = {"template", "plugin_version", "plugin_namespace"}
+        wanted = {"activation", "config", "has_bias", "has_residual"} if a["template"] != "cubin" else {"program"}
+        assert set(a) == common | wanted
+        assert (a["plugin_version"], a["plugin_namespace"], node.domain) == ("1", "stof", "stof")
+        if a["template"] == "gemm_epilogue":
+            assert len(node.input) == 2 + a["has_bias"] + a["has_residual"]
+    residuals = Counter(attributes_of(n).get("has_residual") for n in regions(lowered.model))
+    assert residuals[1] == 4
+
+
+def test_without_regions_the_engine_gets_the_operators(tmp_path, rng):
+    """The attention-only engine of the same file: nothing of the regions is left in it."""
+    model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ, pre_norm=True), MASK)
+    path = optimize(tmp_path, model, "--tune-budget", "60s")
+    plain = optimize(tmp_path, model)
+    lowered = lower_file(path, LowerOptions(regions=False))
+    assert not regions(lowered.model) and not lowered.regions and not lowered.model.functions
+    other = lower_file(plain, LowerOptions())
+    kinds = [Counter(n.op_type for n in m.model.graph.node if n.op_type != "Constant") for m in (lowered, other)]
+    assert kinds[0] == kinds[1]
+    assert (lowered.packed, lowered.flattened) == (other.packed, other.flattened)
+    check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+@pytest.mark.parametrize("arch, precision, reason", [(80, "fp16", "compute capability"), (90, "fp32", "fp16 and bf16")])
+def test_what_no_kernel_runs_is_left_and_says_why(tmp_path, rng, arch, precision, reason):
+    model = exact(build_encoder(EncoderSpec(2, 64, 4, 2, SEQ), MASK))
+    path = optimize(tmp_path, model, "--tune-budget", "60s")
+    lowered = lower_file(path, LowerOptions(precision=precision, device=Device(arch)))
+    left = [r for r in lowered.regions if not r.template]
+    assert len(left) == 6 and all(reason in r.reason for r in left)
+    assert {attributes_of(n)["template"] for n in regions(lowered.model)} == {"cubin"}
+    check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+def test_weights_beyond_fp16_are_left(tmp_path, rng):
+    model = build_encoder(EncoderSpec(1, 64, 4, 2, SEQ), MASK)
+    (weight,) = (t for t in model.graph.initializer if t.name == "layer0/fc1/w")
+    value = numpy_helper.to_array(weight).copy()
+    value[0, 0] = 1e6
+    weight.CopyFrom(numpy_helper.from_array(value, weight.name))
+    lowered = lower_file(optimize(tmp_path, model, "--tune-budget", "60s", "--no-verify"), LowerOptions())
+    (left,) = (r for r in lowered.regions if not r.template)
+    assert "does not fit fp16" in left.reason
+
+
+def test_dynamic_axes(tmp_path, rng):
+    model = exact(build_encoder(EncoderSpec(2, 64, 4, "batch", "seq", seed=4), MASK))
+    path = optimize(tmp_path, model, "--tune-budget", "60s", "--shape", f"x:1x8x64:2x{SEQ}x64")
+    sizes = {"x": (2, SEQ, 64)}
+    lowered = lower_file(path, LowerOptions(opt_sizes=sizes, largest_sizes=sizes))
+    assert lowered.fused >= 8
+    for batch, seq in ((1, 8), (2, SEQ), (2, 17)):
+        check(model, lowered, {"x": rng.standard_normal((batch, seq, 64), np.float32)})
+
+
+def test_a_plan_is_used_again(tmp_path, rng):
+    """The regions of one run, in another one that searches nothing; and for other sizes there are none."""
+    model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ), MASK)
+    plan = tmp_path / "plan.json"
+    first = optimize(tmp_path, model, "--tune-budget", "60s", "--plan", str(plan)).read_bytes()
+    again = optimize(tmp_path, model, "--no-tune", "--plan", str(plan)).read_bytes()
+    assert first == again
+    fusion = json.loads((tmp_path / "report.json").read_text())["fusion"]
+    assert fusion["source"] == str(plan) and fusion["regions"]
+    wider = build_encoder(EncoderSpec(2, 128, 4, 2, SEQ), MASK)
+    optimize(tmp_path, wider, "--no-tune", "--plan", str(plan))
+    fusion = json.loads((tmp_path / "report.json").read_text())["fusion"]
+    assert not fusion["regions"] and "other models or sizes" in fusion["reason"]
+
+
+def test_without_a_gpu_nothing_is_fused_unless_asked(tmp_path):
+    path = optimize(tmp_path, build_encoder(EncoderSpec(1, 64, 4, 2, SEQ), MASK))
+    assert not any(n.op_type.startswith("StofFusedRegion") for n in onnx.load(str(path)).graph.node)
+    assert json.loads((tmp_path / "report.json").read_text())["fusion"] is None
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--no-tune", "--plan", "{}/none.json"), "no such plan"),
+        (("--plan", "{}/model.onnx"), "input file"),
+        (("--plan", "{}/text.json"), "not a fusion plan"),
+        (("--tune-budget", "60s", "--no-tune"), "not allowed with"),
+        (("--tune-budget", "soon"), "not a time"),
+        (("--tune-budget", "0"), "not a time"),
+        (("--precision", "fp32", "--plan", "{}/plan.json"), "--precision"),
+    ],
+)
+def test_wrong_options(tmp_path, capsys, options, message):
+    onnx.save(build_encoder(EncoderSpec(1, 64, 4, 2, SEQ), MASK), str(tmp_path / "model.onnx"))
+    (tmp_path / "text.json").write_text("none")
+    source = str(tmp_path / "model.onnx")
+    output = ["-o", str(tmp_path / "out.onnx"), "--no-engine", "--no-verify"]
+    if "plan.json" in options[-1]:
+        assert (
+            cli.main(["optimize", source, *output, "--tune-budget", "9s", "--plan", str(tmp_path / "plan.json")]) == 0
+        )
+        (tmp_path / "out.onnx").unlink()
+    try:
+        code = cli.main(["optimize", source, *output, *(o.format(tmp_path) for o in options)])
+    except SystemExit as leave:
+        code = int(str(leave.code))
+    assert code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "out.onnx").exists()
