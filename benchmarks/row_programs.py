@@ -48,7 +48,7 @@ class Case:
 def cases() -> list[Case]:
     """What BERT, GPT-2 and LLaMA need between their GEMMs, at the sizes of their layers."""
     found = []
-    for rows, cols in ((32768, 768), (32768, 2048), (4096, 4096)):
+    for rows, cols in ((1024, 768), (32768, 768), (32768, 2048), (4096, 4096)):
 
         def layer_norm(x: Any, g: Any, b: Any, n: int = cols) -> Any:
             return F.layer_norm(x, (n,), g, b)
@@ -160,7 +160,8 @@ def main() -> None:
         peers = "  ".join(f"{name} {us:.1f}" for name, us in result["peers"].items())
         print(
             f"[{time.monotonic() - begun:4.1f} s] {result['case']:36} best {best:10} {us[best]:6.1f}"
-            f"  default {default:10} {us[default]:6.1f}  {peers}  error {result['error']}",
+            f" ({result['bytes'] / us[best] / 1e6:.2f} TB/s)  default {default:10} {us[default]:6.1f}"
+            f"  {peers}  error {result['error']}",
             flush=True,
         )
 

@@ -95,7 +95,7 @@ def test_random_programs(arch: int) -> None:
     seed = secrets.randbits(32)
     print(f"program seed {seed}")
     rng = np.random.default_rng(seed)
-    programs = [random_program(rng) for _ in range(40)]
+    programs = [random_program(rng) for _ in range(16)]
     check([(p, configurations(p)[int(rng.integers(0, len(configurations(p))))]) for p in programs], arch, (13,))
 
 
