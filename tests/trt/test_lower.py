@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from stof_onnx.graph.proto_graph import attributes_of
+from stof_onnx.graph.proto_shapes import infer_shapes
 from stof_onnx.kernels.select import Device
 from stof_onnx.trt.lower import LowerOptions
 
@@ -116,3 +117,39 @@ def test_head_size_without_kernel_stays_operators(bench, rng):
     assert not plugins(lowered.model)
     assert not lowered.model.functions
     bench.assert_equal(model, lowered.model, {"x": rng.standard_normal((2, 64, 48), np.float32)})
+
+
+def with_positions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Q and K times a table of positions, between projection and scores, as rotary embeddings are: nothing to pack."""
+    rng = np.random.default_rng(0)
+    seq, dim = SEQ, 16
+    table = 1 + 0.3 * rng.standard_normal((seq, dim), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "positions"))
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        if node.op_type == "Transpose" and node.output[0].endswith(("q/y/bhsd", "k/y/bhsd")):
+            name, is_q = node.output[0], node.output[0].endswith("q/y/bhsd")
+            node.output[0], scaled = f"{name}/plain", name if is_q else f"{name}/scaled"
+            node.attribute[0].CopyFrom(onnx.helper.make_attribute("perm", [0, 2, 1, 3]))
+            nodes.append(onnx.helper.make_node("Mul", [f"{name}/plain", "positions"], [scaled]))
+            if not is_q:
+                nodes.append(onnx.helper.make_node("Transpose", [scaled], [name], perm=[0, 1, 3, 2]))
+    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_rows_are_flat_between_attentions_that_can_not_be_packed(bench, rng, batch):
+    model = with_positions(build_encoder(EncoderSpec(2, 64, 4, batch, SEQ, seed=9), window_and_global(SEQ)))
+    options = LowerOptions(opt_sizes={"x": (2, SEQ, 64)}, largest_sizes={"x": (2, SEQ, 64)})
+    lowered = bench.lower(bench.optimize(model), options)
+    assert (lowered.packed, len(plugins(lowered.model))) == (0, 2)
+    assert lowered.flattened >= 2 * 9  # projections, norms, feed-forward
+    shapes = infer_shapes(lowered.model, {"x": (2, SEQ, 64)}).dims
+    flat = [n for n in lowered.model.graph.node if n.op_type == "MatMul" and len(shapes.get(n.input[0], ())) == 2]
+    assert len(flat) >= 3, "at least what stands before the first attention"
+    feeds = {"x": rng.standard_normal((2, SEQ, 64), np.float32)}
+    bench.assert_equal(model, lowered.model, feeds)

@@ -94,10 +94,13 @@ class SymbolicShapes:
         """Inferred anew for an edited model, whose plugin nodes ONNX's inference knows nothing of."""
         noted = onnx.ModelProto()
         noted.CopyFrom(model)
-        known = {value.name for value in model.graph.value_info}
         unknown = {n for node in model.graph.node if node.domain for n in node.output} | set(self.rows_of)
-        for name in sorted(unknown - known):
-            if name in self.dims and self.types.get(name):
+        ours = {name for name in unknown if name in self.dims and self.types.get(name)}
+        declared = [value for value in noted.graph.value_info if value.name not in ours]  # exporters may know less
+        del noted.graph.value_info[:]
+        noted.graph.value_info.extend(declared)
+        for name in sorted(unknown):
+            if name in ours:
                 # Axes that inference has named itself may get other names this time.
                 dims = [None if isinstance(d, str) and d.startswith("unk__") else d for d in self.dims[name]]
                 noted.graph.value_info.append(helper.make_tensor_value_info(name, self.types[name], dims))
