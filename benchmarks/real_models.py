@@ -85,12 +85,15 @@ def run(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from stof_onnx.verify.session import Runner
 
     begun = time.monotonic()
+    say = _Clock(path.stem, begun)
     for model in (path, twin(path)):
         fill(model)
+    say("weights drawn")
     info = ExportInfo.load(info_path(path))
     feeds = info.random_inputs(np.random.default_rng(arguments.seed), padded=False)
     expected = Runner(read_proto(twin(path)), path.parent).run({n: a[:1] for n, a in feeds.items()})
     reference_s = time.monotonic() - begun
+    say("reference computed")
     site, batch = info.sites[0], next(iter(feeds.values())).shape[0]
     verified = batch * site.heads * int(site.seq_q) * int(site.seq_kv) <= _MOST_SCORES
     with tempfile.TemporaryDirectory(dir=path.parent) as name:
@@ -103,15 +106,17 @@ def run(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         command += ["--load-inputs", inputs, "--load-outputs", outputs, *([] if verified else ["--no-verify"])]
         if arguments.timing_cache is not None:
             command += ["--timing-cache", arguments.timing_cache.resolve()]
+        say("the command starts")
         begun = time.monotonic()
-        text = _process([sys.executable, "-m", "stof_onnx.cli", *command], work)
+        _process([sys.executable, "-c", _COMMAND, *command], work)
         command_s = time.monotonic() - begun
-        print(f"--- {path.stem}\n{text}", flush=True)
+        say("the command is done")
         for each, array in feeds.items():
             np.save(work / f"{each}.npy", array)
         alone = [sys.executable, "-I", "-c", _ALONE.format(path=[p for p in sys.path if _is_foreign(p)])]
         given = [f"{each}={work / each}.npy" for each in feeds]
         _process([*alone, ROOT / "examples" / "run_engine.py", engine, *given], work)
+        say("the engine ran alone")
         loaded = {each: np.load(work / f"{each}.npy") for each in expected}
         line = _line(path, info, json.loads(report.read_text()), batch, arguments.commit)
     return line | {
@@ -121,6 +126,13 @@ def run(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+# `stof-onnx`, with its log.
+_COMMAND = """
+import logging, sys
+from stof_onnx.cli import main
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
+sys.exit(main())
+"""
 # A process that finds TensorRT and numpy, but nothing of this project.
 _ALONE = """
 import runpy, sys
@@ -138,13 +150,23 @@ def _is_foreign(folder: str) -> bool:
     return bool(folder) and not Path(folder).resolve().is_relative_to(ROOT)
 
 
-def _process(command: list[Any], cwd: Path) -> str:
+class _Clock:
+    """Says what is done, and when."""
+
+    def __init__(self, name: str, begun: float) -> None:
+        self.name, self.begun = name, begun
+
+    def __call__(self, what: str) -> None:
+        print(f"[{time.monotonic() - self.begun:6.1f} s] {self.name}: {what}", flush=True)
+
+
+def _process(command: list[Any], cwd: Path) -> None:
+    """Runs it; what it says appears as it is said."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "160"}
-    quiet = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, **quiet)
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, stderr=subprocess.PIPE, encoding="utf-8",
+                          errors="replace")  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return done.stdout
+        raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-1500:]}")
 
 
 def _line(path: Path, info: Any, report: dict[str, Any], batch: int, commit: str) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""The benchmark of the command on real exports, with the command and the GPU stood in for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from polygraphy.json import load_json
+from stof_onnx.graph.read import read_proto
+from stof_onnx.trt import availability, cuda
+from stof_onnx.trt.build import BuiltEngine
+from stof_onnx.trt.choose import Candidate, EngineResult, Race
+from stof_onnx.trt.compare import EngineError
+from stof_onnx.trt.lower import Lowered
+from stof_onnx.trt.plugin_nodes import SiteLowering
+from stof_onnx.trt.session import Timing
+from stof_onnx.verify.session import Runner
+
+from benchmarks import real_models
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+def candidate(kind: str, ms: float, error: float, lowered: Lowered | None = None) -> Candidate:
+    timing = Timing(ms, ms, ms, True, 10)
+    return Candidate(kind, BuiltEngine(b"x", 1.0), EngineError(error, error, 0), timing, 1 << 20, lowered=lowered)
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """What was run. The command's engine is a file of the name of the model; the example runs that on ONNX Runtime."""
+    seen: list[list[str]] = []
+
+    def process(command: list[object], cwd: Path) -> None:
+        words = list(map(str, command))
+        seen.append(words)
+        if "optimize" in words:
+            model, given = Path(words[words.index("optimize") + 1]), dict(pairwise(words))
+            (feeds,), (outputs,) = load_json(given["--load-inputs"]), load_json(given["--load-outputs"])
+            assert len(outputs["last_hidden_state"]) == 1 and len(next(iter(feeds.values()))) == 2
+            Path(given["--engine"]).write_text(str(model))
+            lowered = Lowered(
+                read_proto(model), [SiteLowering("a", "block_sm90", mask_bytes=100, dense_mask_bytes=1024)]
+            )
+            race = Race(candidate("plain", 3.0, 1e-3), candidate("stof", 2.0, 2e-3, lowered))
+            report = {"engine": EngineResult(Path(given["--engine"]), "stof", race).to_json()}
+            Path(given["--report"]).write_text(json.dumps(report))
+        else:
+            script = next(i for i, word in enumerate(words) if word.endswith("run_engine.py"))
+            model = Path(Path(words[script + 1]).read_text())
+            feeds = {name: np.load(file) for name, _, file in (word.partition("=") for word in words[script + 2 :])}
+            for name, value in Runner(read_proto(model), model.parent).run(feeds).items():
+                np.save(cwd / f"{name}.npy", value)
+
+    monkeypatch.setattr(real_models, "_process", process)
+    monkeypatch.setattr(cuda, "name", lambda: "a GPU")
+    monkeypatch.setattr(availability, "tensorrt", lambda: SimpleNamespace(__version__="8.6.0"))
+    return seen
+
+
+@pytest.mark.parametrize("name", ["gpt2-causal", "vit"])
+def test_a_model_goes_from_export_to_a_line(name, commands, tmp_path, monkeypatch):
+    monkeypatch.setattr(real_models, "HIDDEN", 32)
+    monkeypatch.setattr(real_models, "HEADS", 4)
+    real_models.export(f"{name}:2x16x1", tmp_path)
+    (path,) = (p for p in tmp_path.glob("*.onnx") if ".one." not in p.name)
+    arguments = argparse.Namespace(seed=1, commit="abc", timing_cache=None)
+    line = real_models.run(path, arguments)
+    assert (line["model"], line["B"], line["layers"]) == (name, 2, 1)
+    assert line["S"] == (16 if name != "vit" else 17)
+    assert line["mask"] == ("causal" if name != "vit" else "none")
+    assert (line["plain_ms"], line["stof_ms"], line["speedup"], line["kept"]) == (3.0, 2.0, 1.5, "stof")
+    assert (line["err_plain"], line["err_stof"], line["mask_bytes"]) == (1e-3, 2e-3, 100)
+    assert line["err_loaded"] < 1e-5, "the twin of one entry has the weights of the model"
+    assert line["verified"] and "--no-verify" not in commands[0]
+    assert len(commands) == 2 and "-I" in commands[1]
+    json.dumps(line)
