@@ -128,26 +128,34 @@ class Wave:
     arguments: argparse.Namespace
     plain_of: dict[tuple[int, int, int], Case] = field(default_factory=dict)
     plain: dict[Case, Future[choose.Candidate]] = field(default_factory=dict)
+    prepared: dict[Case, Future[None]] = field(default_factory=dict)
+    expected: dict[Case, Future[list[dict[str, np.ndarray]]]] = field(default_factory=dict)
+
+    def ahead(self, cases: Sequence[Case]) -> None:
+        """Has the helpers start on `cases`."""
+        for case in cases:
+            if case not in self.prepared:
+                self.prepared[case] = self.helpers.submit(prepare, case, self.arguments)
+                self.expected[case] = self.helpers.submit(refer, case, self.arguments)
 
     def run(self, cases: Sequence[Case]) -> Iterator[dict[str, object]]:
         """A line for each case, timed when the last engine of the wave is there."""
         begun, arguments = time.monotonic(), self.arguments
-        prepared = [self.helpers.submit(prepare, case, arguments) for case in cases]
-        expected = {case: self.helpers.submit(refer, case, arguments) for case in cases}
+        self.ahead(cases)
         owners, stof = {}, {}
-        for case, ready in zip(cases, prepared, strict=True):
-            wait([ready])
+        for case in cases:
+            wait([self.prepared[case]])
             owners[case] = self.plain_of.setdefault(case.size, case) if arguments.plain_once else case
             if owners[case] not in self.plain:
                 self.plain[owners[case]] = self.builders.submit(build_part, owners[case], "plain", arguments)
             stof[case] = self.builders.submit(build_part, case, "stof", arguments)
-        wait([*stof.values(), *self.plain.values(), *expected.values()])
+        wait([*stof.values(), *self.plain.values(), *(self.expected[case] for case in cases)])
         print(f"wave of {len(stof)} cases built in {time.monotonic() - begun:.0f} s", flush=True)
-        for (case, owner), ready in zip(owners.items(), prepared, strict=True):
+        for case, owner in owners.items():
             begun = time.monotonic()
             try:
-                ready.result()  # says what went wrong first
-                plain, outputs = self.plain[owner].result(), expected[case].result()
+                self.prepared[case].result()  # says what went wrong first
+                plain, outputs = self.plain[owner].result(), self.expected[case].result()
                 line = _settled(case, owner, plain, stof[case].result(), outputs, arguments)
             except Exception as error:  # the next case may still run
                 line = {"mask": case.kind, "B": case.batch, "S": case.seq, "failed": f"{type(error).__name__}: {error}"}
@@ -268,6 +276,7 @@ def main() -> None:
         ProcessPoolExecutor(_HELPERS, context) as helpers,
     ):
         wave = Wave(builders, helpers, arguments)
+        wave.ahead(cases)
         for first in range(0, len(cases), arguments.wave):
             some = cases[first : first + arguments.wave]
             if time.monotonic() - start > arguments.budget:
