@@ -1,11 +1,16 @@
-"""Engines for tests on a machine with TensorRT and a GPU: built once a test session, by the command."""
+"""Engines for tests on a machine with TensorRT and a GPU: built once a test session, by the command.
+
+STOF_TEST_ENGINES names a folder in which several sessions, one after the other or side by side, share them.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +22,7 @@ import pytest
 from stof_onnx import cli
 from stof_onnx.trt import cuda
 from stof_onnx.trt.availability import why_no_engine
+from stof_onnx.trt.manifest import manifest_of
 from stof_onnx.verify.session import Runner
 
 from benchmarks.encoder import EncoderSpec, build_encoder
@@ -40,15 +46,24 @@ class Engines:
     def build(folder: Path) -> Engines:
         q, k = np.arange(SEQ)[:, None], np.arange(SEQ)[None]
         proto = build_encoder(EncoderSpec(2, HIDDEN, 2, "batch", "seq", seed=3), (k <= q) & (q - k < 100))
-        model = folder / "model.onnx"
-        onnx.save(proto, str(model))
-        engines = Engines(folder, model, proto, folder / "model.stof.engine")
-        engines.optimize("--engine", str(engines.embedded))
+        folder = Path(os.environ.get("STOF_TEST_ENGINES") or folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        engines = Engines(folder, folder / "model.onnx", proto, folder / "model.stof.engine")
+        engines._once(engines.embedded)
         return engines
+
+    def _once(self, engine: Path, *options: str) -> None:
+        """Builds `engine` unless it is there: its manifest is the last thing that the command writes."""
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.model.exists():
+                onnx.save(self.proto, str(self.model))
+            if not manifest_of(engine).exists():
+                self.optimize("--engine", str(engine), *options)
 
     def optimize(self, *options: str) -> dict[str, object]:
         """Runs the command, keeping the engine with plugins; the engine's part of the report, if any."""
-        report = self.folder / "report.json"
+        report = Path(tempfile.mkdtemp(dir=self.folder)) / "report.json"
         shape = f"x:1x16x{HIDDEN}:4x256x{HIDDEN}:8x{SEQ}x{HIDDEN}"
         command = ["optimize", str(self.model), "--shape", shape, "--keep", "stof", "--builder-level", "0"]
         cache = ["--timing-cache", str(self.folder / "tactics.bin")]
@@ -62,9 +77,7 @@ class Engines:
         """The engine with its plugin library outside."""
         if self._outside is None:
             self._outside = self.folder / "outside.engine"
-            self.optimize(
-                "--engine", str(self._outside), "--no-embed", "--no-verify", "-o", str(self.folder / "o.onnx")
-            )
+            self._once(self._outside, "--no-embed", "--no-verify", "-o", str(self.folder / "o.onnx"))
         return self._outside
 
     def feeds(self, rng: np.random.Generator, batch: int = 4, seq: int = 256) -> dict[str, np.ndarray]:
