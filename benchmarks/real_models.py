@@ -75,8 +75,8 @@ def twin(path: Path) -> Path:
     return path.with_name(f"{path.stem}.one.onnx")
 
 
-def run(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one exported model; the line of results."""
+def run(path: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All about one exported model: a line for the engine with attentions, one for that with fused regions too."""
     from polygraphy.json import save_json
     from stof_models.info import ExportInfo, info_path
     from stof_models.seeded import fill
@@ -106,6 +106,8 @@ def run(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         command += ["--load-inputs", inputs, "--load-outputs", outputs, *([] if verified else ["--no-verify"])]
         if arguments.timing_cache is not None:
             command += ["--timing-cache", arguments.timing_cache.resolve()]
+        if arguments.tune_budget:
+            command += ["--tune-budget", arguments.tune_budget]
         say("the command starts")
         begun = time.monotonic()
         _process([sys.executable, "-c", _COMMAND, *command], work)
@@ -118,11 +120,42 @@ def run(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         _process([*alone, ROOT / "examples" / "run_engine.py", engine, *given], work)
         say("the engine ran alone")
         loaded = {each: np.load(work / f"{each}.npy") for each in expected}
-        line = _line(path, info, json.loads(report.read_text()), batch, arguments.commit)
-    return line | {
+        reported = json.loads(report.read_text())
+    lines = [_line(path, info, reported, batch, arguments.commit)]
+    if "fused" in reported["engine"]:
+        lines.append(lines[0] | _fused(reported))
+    extra = {
         "err_loaded": measure(loaded, expected).relative,
         "verified": verified,
         "seconds": {"reference": round(reference_s, 1), "command": round(command_s, 1)},
+    }
+    return [line | extra for line in lines]
+
+
+def _fused(report: dict[str, Any]) -> dict[str, Any]:
+    """What differs in the line of the engine with fused regions: `stof_ms` is its time, `attention_ms` that without."""
+    fused, plan = report["engine"]["fused"], report["fusion"]["plan"]
+    plain, attention = report["engine"]["plain"]["ms"], report["engine"]["stof"]["ms"]
+    timed = {name: plan[name] for name in ("timer", "samples", "builds", "seconds", "build_seconds", "cached")}
+    regions = {
+        f"{r['template']} {r['config']} of {'+'.join(r['operators'])}": [r["fused_us"], r["left_us"], r["kept"]]
+        for block in plan["blocks"]
+        for r in block["regions"]
+    }
+    return {
+        "fusion": True,
+        "stof_ms": fused["ms"],
+        "attention_ms": attention,
+        "gain": fused["ms"] and round(attention / fused["ms"], 3),
+        "speedup": fused["ms"] and round(plain / fused["ms"], 3),
+        "cuda_graph": fused["cuda_graph"],
+        "stof_mem_mb": fused["memory_mb"],
+        "err_stof": fused["error"] and fused["error"]["relative"],
+        "build_s": [report["engine"]["plain"]["build_s"], fused["build_s"]],
+        "problems": [fused["problem"]] if fused["problem"] else [],
+        "regions": len(report["fusion"]["regions"]),
+        "tuning": timed,
+        "region_us": regions,
     }
 
 
@@ -218,6 +251,7 @@ def main() -> int:
     command.add_argument("models", nargs="+", type=Path)
     command.add_argument("--seed", type=int, default=11)
     command.add_argument("--timing-cache", type=Path, help="of the command; models of one size share most tactics")
+    command.add_argument("--tune-budget", metavar="TIME", help="of the command: fused regions as well, a second line")
     command.add_argument("--commit", default=os.environ.get("STOF_COMMIT", ""))
     command.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
     arguments = parser.parse_args()
@@ -228,12 +262,13 @@ def main() -> int:
         return 0
     for path in arguments.models:
         try:
-            line = run(path, arguments)
+            lines = run(path, arguments)
         except Exception as error:  # the next model may still run
-            line, failed = {"model": path.stem, "failed": f"{type(error).__name__}: {error}"}, True
-        print(json.dumps(line), flush=True)
-        with arguments.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            lines, failed = [{"model": path.stem, "failed": f"{type(error).__name__}: {error}"}], True
+        for line in lines:
+            print(json.dumps(line), flush=True)
+            with arguments.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
     return int(failed)
 
 

@@ -62,6 +62,8 @@ def _fusion(report: Report) -> Iterator[str]:
         ended = "" if plan.complete else ", ended early: the best so far"
         builds = f", {plan.builds} engines built in {plan.build_seconds:.1f} s" if plan.builds else ""
         yield f"    {plan.samples} measurements in {plan.seconds:.1f} s{builds}, {plan.cached} from the cache{ended}"
+    for note in plan.notes:
+        yield f"    not timed: {note}"
     seen = set()
     for block in plan.blocks.values():
         for region in block.regions:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from polygraphy.json import load_json
+from stof_onnx.fusion.plan import FusionPlan
 from stof_onnx.graph.read import read_proto
 from stof_onnx.trt import availability, cuda
 from stof_onnx.trt.build import BuiltEngine
@@ -49,7 +50,11 @@ def commands(monkeypatch):
                 read_proto(model), [SiteLowering("a", "block_sm90", mask_bytes=100, dense_mask_bytes=1024)]
             )
             race = Race(candidate("plain", 3.0, 1e-3), candidate("stof", 2.0, 2e-3, lowered))
-            report = {"engine": EngineResult(Path(given["--engine"]), "stof", race).to_json()}
+            report: dict[str, object] = {}
+            if "--tune-budget" in words:
+                race.fused = candidate("fused", 1.5, 2e-3, lowered)
+                report["fusion"] = {"plan": FusionPlan("a timer", "fp16", {}).to_json(), "regions": [{}, {}]}
+            report["engine"] = EngineResult(Path(given["--engine"]), "stof", race).to_json()
             Path(given["--report"]).write_text(json.dumps(report))
         else:
             script = next(i for i, word in enumerate(words) if word.endswith("run_engine.py"))
@@ -64,14 +69,14 @@ def commands(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("name", ["gpt2-causal", "vit"])
-def test_a_model_goes_from_export_to_a_line(name, commands, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, tuned", [("gpt2-causal", None), ("vit", "9s")])
+def test_a_model_goes_from_export_to_a_line(name, tuned, commands, tmp_path, monkeypatch):
     monkeypatch.setattr(real_models, "HIDDEN", 32)
     monkeypatch.setattr(real_models, "HEADS", 4)
     real_models.export(f"{name}:2x16x1", tmp_path)
     (path,) = (p for p in tmp_path.glob("*.onnx") if ".one." not in p.name)
-    arguments = argparse.Namespace(seed=1, commit="abc", timing_cache=None)
-    line = real_models.run(path, arguments)
+    arguments = argparse.Namespace(seed=1, commit="abc", timing_cache=None, tune_budget=tuned)
+    line, *more = real_models.run(path, arguments)
     assert (line["model"], line["B"], line["layers"]) == (name, 2, 1)
     assert line["S"] == (16 if name != "vit" else 17)
     assert line["mask"] == ("causal" if name != "vit" else "none")
@@ -80,4 +85,8 @@ def test_a_model_goes_from_export_to_a_line(name, commands, tmp_path, monkeypatc
     assert line["err_loaded"] < 1e-5, "the twin of one entry has the weights of the model"
     assert line["verified"] and "--no-verify" not in commands[0]
     assert len(commands) == 2 and "-I" in commands[1]
-    json.dumps(line)
+    assert len(more) == (tuned is not None) and not line["fusion"]
+    for fused in more:
+        assert (fused["fusion"], fused["stof_ms"], fused["attention_ms"], fused["gain"]) == (True, 1.5, 2.0, 1.333)
+        assert (fused["speedup"], fused["regions"], fused["tuning"]["timer"]) == (2.0, 2, "a timer")
+    json.dumps([line, *more])

@@ -29,20 +29,12 @@ class BlockSpace:
 
     def __init__(self, block: Block, ledger: Ledger, count: int = 1) -> None:
         self.block, self.ledger, self.count = block, ledger, count
-        self._regions: dict[Span, Region | None] = {}
-
-    def region(self, start: int, stop: int) -> Region | None:
-        """The region of these operators; None where no template computes them, or none that is compiled."""
-        span = (start, stop)
-        if span not in self._regions:
-            self._regions[span] = self._recognised(start, stop) if 0 < stop - start <= _LONGEST else None
-        return self._regions[span]
 
     @cached_property
     def regions(self) -> dict[Span, Region]:
-        """Every possible region."""
-        spans = ((i, j) for i in range(len(self.block)) for j in range(i + 1, min(len(self.block), i + _LONGEST) + 1))
-        return {span: region for span in spans if (region := self.region(*span)) is not None}
+        """Every possible region that some compiled kernel runs."""
+        found = regions_of(self.block)
+        return {span: region for span, region in found.items() if self.ledger.configs(region)}
 
     @cached_property
     def fusible(self) -> frozenset[int]:
@@ -106,10 +98,26 @@ class BlockSpace:
         chosen = list(choice)
         return Scheme.encode(sorted([*chosen, *self.pieces(chosen)]))
 
-    def _recognised(self, start: int, stop: int) -> Region | None:
-        segment = Segment(self.block, start, stop)
-        instance = recognise(segment)
-        if not isinstance(instance, Instance) or not instance.worth_it:
-            return None
-        region = Region(segment, instance)
-        return region if self.ledger.configs(region) else None
+
+def regions_of(block: Block) -> dict[Span, Region]:
+    """Every segment of a block that a template computes, compiled or not.
+
+    Of chains only those that no other region without a GEMM contains, and what GEMM regions leave of them.
+    """
+    found: dict[Span, Region] = {}
+    for start in range(len(block)):
+        for stop in range(start + 1, min(len(block), start + _LONGEST) + 1):
+            segment = Segment(block, start, stop)
+            instance = recognise(segment)
+            if isinstance(instance, Instance) and instance.worth_it:
+                found[start, stop] = Region(segment, instance)
+    behind = {span[1] for span, region in found.items() if region.instance.gemms}
+    rows = [span for span, region in found.items() if not region.instance.gemms]
+
+    def stays(span: Span) -> bool:
+        if found[span].instance.template != "chain":
+            return True
+        around = [s for s in rows if s != span and s[0] <= span[0] and s[1] >= span[1]]
+        return not any(span[0] not in behind or s[1] > span[1] for s in around)
+
+    return {span: region for span, region in found.items() if stays(span)}

@@ -83,6 +83,7 @@ def search(
         build_seconds=round(ledger.build_seconds, 3),
         cached=ledger.cached,
         complete=complete,
+        notes=tuple(sorted(set(ledger.problems.values()))),
     )
 
 
@@ -101,9 +102,8 @@ def _block_plan(key: str, stage: Stage1) -> BlockPlan:
     space, kept = stage.space, stage.best
     regions = [_planned(space, kept, span, region) for span, region in kept.items()]
     dropped = {s: t for t in stage.trials if t.kept and "drop" in t.move for s in set(t.before) - set(t.after)}
-    tried = {span for trial in stage.trials for span in trial.after} - set(kept)
     taken = {i for span in kept for i in range(*span)}
-    for span in sorted(tried, key=lambda s: (s[0] - s[1], s)):  # of overlapping ones, the longest
+    for span in sorted(stage.tried - set(kept), key=lambda s: (s[0] - s[1], s)):  # of overlapping ones, the longest
         if not taken.intersection(range(*span)):
             taken.update(range(*span))
             regions.append(_planned(space, kept, span, space.regions[span], dropped.get(span)))

@@ -43,6 +43,7 @@ class Stage1:
         least_gain: microseconds.
         state: the choice so far.
         trials: every move that was timed.
+        tried: the regions in them.
     """
 
     space: BlockSpace
@@ -51,6 +52,7 @@ class Stage1:
     least_gain: float = 0.0
     state: State = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
+    tried: set[Span] = field(default_factory=set)
 
     def run(self) -> None:
         """Searches; `best` is the outcome, whatever interrupts it.
@@ -61,6 +63,8 @@ class Stage1:
         if not self.space.regions:
             return
         bare = self.space.total({})
+        if bare == float("inf"):  # there is nothing to compare with
+            return
         start = self._sampled(initial_choice(self.space))
         total = self.space.total(start)
         self.trials.append(Trial("initial", (), tuple(sorted(start)), bare - total, total < bare - self.least_gain))
@@ -79,7 +83,7 @@ class Stage1:
     def best(self) -> State:
         """The best choice so far: `state`, or no region where that is not known to gain."""
         bare, total = self.space.known({}), self.space.known(self.state)
-        return dict(self.state) if total < bare - self.least_gain else {}
+        return dict(self.state) if total < bare - self.least_gain and bare < float("inf") else {}
 
     def _first_gain(self, moves: Iterator[tuple[str, State]], seen: set[frozenset[Span]]) -> list[Span] | None:
         """Makes the first move that gains; the spans that it changed, None when none gains."""
@@ -89,7 +93,8 @@ class Stage1:
             if key in seen:
                 continue
             seen.add(key)
-            gain = before - self.space.total(self._sampled(after))
+            after = self._sampled(after)
+            gain = before - self.space.total(after)
             kept = gain > self.least_gain
             self.trials.append(Trial(move, tuple(sorted(self.state)), tuple(sorted(after)), gain, kept))
             if kept:
@@ -99,14 +104,16 @@ class Stage1:
         return None
 
     def _sampled(self, state: State) -> State:
-        """`state`, each region of it timed with a few configurations: the most promising one, and random ones."""
+        """`state` without the regions that do not run; each is timed, with the most promising configuration first."""
+        ledger = self.space.ledger
+        self.tried.update(state)
         for region in state.values():
-            names = list(self.space.ledger.configs(region))
-            if self.space.ledger.best(region)[1] == "":
+            names = list(ledger.configs(region))
+            if ledger.best(region)[1] == "":
                 picked = names[:1] + self.rng.sample(names[1:], min(len(names) - 1, self.samples - 1))
                 for config in picked:
-                    self.space.ledger.fused(region, config)
-        return state
+                    ledger.fused(region, config)
+        return {span: region for span, region in state.items() if ledger.best(region)[0] < float("inf")}
 
     def _moves(self, span: Span) -> Iterator[tuple[str, State]]:
         if span in self.state:
@@ -136,8 +143,8 @@ class Stage1:
                     continue
                 rest = (stop, other[1]) if other[0] == span[1] else (other[0], start)
                 state = self._with((start, stop), span, other)
-                if rest[0] < rest[1] and (region := self.space.region(*rest)) is not None:
-                    yield move, {**state, rest: region}
+                if rest in self.space.regions:
+                    yield move, {**state, rest: self.space.regions[rest]}
                 yield move, state
 
     def _shrink(self, span: Span) -> Iterator[tuple[str, State]]:
