@@ -13,12 +13,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from stof_onnx import __version__
 from stof_onnx.errors import StofError
 from stof_onnx.options import EngineWishes, FusionWishes, OptimizeOptions, parse_shapes
+
+if TYPE_CHECKING:
+    from stof_onnx.kernels.triton_rows import RowProgram
 
 _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a problem (one message on stderr)"
 
@@ -172,10 +176,13 @@ def _plugin(arguments: argparse.Namespace) -> int:
 def _kernels(arguments: argparse.Namespace) -> int:
     from stof_onnx.kernels.triton_command import compile_command
 
+    models = [file for file in arguments.files if file.suffix == ".onnx"]
+    dtypes = arguments.dtype or ["fp16"]
     compile_command(
-        arguments.programs,
+        [file for file in arguments.files if file not in models],
+        _programs_of(models, dtypes, arguments),
         arguments.width,
-        arguments.dtype or ["fp16"],
+        dtypes,
         arguments.arch or [80, 86, 89, 90],
         arguments.jobs,
         arguments.output,
@@ -183,6 +190,17 @@ def _kernels(arguments: argparse.Namespace) -> int:
         Console(stderr=True),
     )
     return 0
+
+
+def _programs_of(models: list[Path], dtypes: list[str], arguments: argparse.Namespace) -> list[RowProgram]:
+    if not models:
+        return []
+    from stof_onnx import pipeline
+    from stof_onnx.progress import Progress
+
+    options = OptimizeOptions(parse_shapes(arguments.shape), arguments.assume_no_empty_rows)
+    progress = Progress(Console(stderr=True))
+    return [program for model in models for program in pipeline.row_programs(model, options, dtypes, progress)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -361,7 +379,14 @@ def _kernels_parser(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     text = "compile every configuration of row programs, unless it is cached"
     action = actions.add_parser("compile", help=text, description=text)
-    action.add_argument("programs", type=Path, nargs="*", metavar="FILE", help="programs as JSON, one a line")
+    action.add_argument(
+        "files",
+        type=Path,
+        nargs="*",
+        metavar="FILE",
+        help="an .onnx model: what a search on it may ask for; any other file: programs as JSON, one a line",
+    )
+    _sites(action)
     action.add_argument(
         "--width",
         type=_positive,
@@ -374,7 +399,7 @@ def _kernels_parser(command: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("fp16", "bf16", "fp32"),
         action="append",
-        help="their types (default: fp16; repeat for more)",
+        help="types of these rows, precisions of the models' engines (default: fp16; repeat for more)",
     )
     action.add_argument(
         "--arch",
@@ -388,6 +413,11 @@ def _kernels_parser(command: argparse.ArgumentParser) -> None:
 
 
 def _common(command: argparse.ArgumentParser) -> None:
+    _sites(command)
+    command.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
+
+
+def _sites(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--shape",
         action="append",
@@ -400,7 +430,6 @@ def _common(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run-time padding never hides every key of a query: allows replacements that are otherwise refused",
     )
-    command.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
 
 
 def _comparison(command: argparse.ArgumentParser) -> None:

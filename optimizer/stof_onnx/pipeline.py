@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from stof_onnx.attention.match import find_attention
@@ -13,6 +14,7 @@ from stof_onnx.graph.model import LoadedModel, load_model
 from stof_onnx.graph.read import read_proto
 from stof_onnx.graph.save import check_data_files, check_other_targets, check_target, data_file, stage_model
 from stof_onnx.graph.softmax import rejoin_softmax
+from stof_onnx.kernels.triton_rows import RowProgram
 from stof_onnx.options import OptimizeOptions
 from stof_onnx.pictures import draw_masks
 from stof_onnx.progress import Progress
@@ -20,7 +22,7 @@ from stof_onnx.report import Report
 from stof_onnx.trt.availability import why_no_engine
 from stof_onnx.trt.bench import EngineBench, bench_engine
 from stof_onnx.trt.engine_step import ENGINE_SUFFIX, build_engines, emit_lowered, verify_engine
-from stof_onnx.trt.fusion_step import check_wishes, fuse
+from stof_onnx.trt.fusion_step import check_wishes, fuse, programs_of
 from stof_onnx.trt.manifest import manifest_of
 from stof_onnx.verify.run import Probes, verify_files, verify_staged
 
@@ -115,6 +117,27 @@ def _loaded(options: OptimizeOptions) -> dict[str, Path | None]:
     if options.load_outputs is not None and options.load_inputs is None:
         raise StofError("needs the inputs that the outputs belong to", "--load-outputs", "Give --load-inputs as well")
     return {"loaded inputs": options.load_inputs, "loaded outputs": options.load_outputs}
+
+
+def row_programs(
+    path: Path, options: OptimizeOptions, precisions: Sequence[str], progress: Progress
+) -> list[RowProgram]:
+    """What kernels of fused regions a search on the model at `path` may ask for, in engines of these precisions.
+
+    Raises:
+        StofError: bad input, or sizes that are not known.
+    """
+    timings: dict[str, float] = {}
+    with progress.step("load", timings):
+        model = load_model(path)
+        apply_shapes(model, options.shapes)
+        rejoin_softmax(model)
+    with progress.step("match", timings):
+        replace_attention(model, find_attention(model, options)[0])
+    exported = export_model(model)
+    with progress.step("regions", timings):
+        found = [program for precision in precisions for program in programs_of(model, exported, precision)]
+    return list(dict.fromkeys(found))
 
 
 def inspect(path: Path, options: OptimizeOptions, progress: Progress) -> Report:

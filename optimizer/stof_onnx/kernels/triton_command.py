@@ -20,6 +20,7 @@ from stof_onnx.kernels.triton_rows.library import standard_programs
 
 def compile_command(
     files: Sequence[Path],
+    given: Sequence[RowProgram],
     widths: Sequence[int],
     dtypes: Sequence[str],
     archs: Sequence[int],
@@ -32,6 +33,7 @@ def compile_command(
 
     Args:
         files: programs as JSON (RowProgram.to_json), one or more lines a file.
+        given: more programs.
         widths, dtypes: also the standard programs at these row widths, in these types.
         archs: GPU architectures, compute capability times ten.
         jobs: compiling processes (default: one a core).
@@ -40,10 +42,12 @@ def compile_command(
     Raises:
         StofError: a file holds no programs, nothing is asked for, or a kernel does not compile.
     """
-    programs = [program for file in files for program in _read(file)]
+    programs = [program for file in files for program in _read(file)] + list(given)
     programs += [p for cols in widths for dtype in dtypes for p in standard_programs(cols, dtype).values()]
     if not programs:
-        raise StofError("nothing to compile", "kernels compile", "Name a file of programs, or a --width")
+        raise StofError(
+            "nothing to compile", "kernels compile", "Name a model with regions, a file of programs, or a --width"
+        )
     requests = [
         request
         for program in dict.fromkeys(programs)

@@ -12,12 +12,14 @@ from stof_onnx.errors import StofError
 from stof_onnx.fusion.apply import AppliedRegion, apply_plan
 from stof_onnx.fusion.plan import FusionPlan, read_plan
 from stof_onnx.fusion.plan_cache import PlanCache, default_path
+from stof_onnx.fusion.programs import region_programs
 from stof_onnx.fusion.search import SearchOptions, Timer, search
 from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.fusion.sequence import find_blocks
 from stof_onnx.fusion.tensors import Tensors
 from stof_onnx.graph.export import ExportedModel
 from stof_onnx.graph.model import LoadedModel
+from stof_onnx.kernels.triton_rows import RowProgram
 from stof_onnx.options import DimRange, FusionWishes, OptimizeOptions
 from stof_onnx.progress import Progress
 from stof_onnx.trt import availability
@@ -105,6 +107,20 @@ def fuse(
         if reading and result.plan.kept and not result.applied:
             result.reason = "the plan is of other models or sizes: none of its blocks is in this one"
     return result
+
+
+def programs_of(model: LoadedModel, exported: ExportedModel, precision: str) -> list[RowProgram]:
+    """The row programs that a search on this model may ask kernels for.
+
+    Raises:
+        StofError: the sizes to tune for are not known.
+    """
+    sizes = _opt_sizes(model)
+    if not sizes:
+        raise StofError(
+            "the sizes to tune for are not known", "kernels compile", "Give --shape for every dynamic input"
+        )
+    return region_programs(Tensors(exported.proto, exported.initializers, sizes, model.base_dir), precision)
 
 
 def _search(tensors: Tensors, options: OptimizeOptions, progress: Progress) -> FusionPlan:
