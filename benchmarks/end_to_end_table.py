@@ -64,6 +64,7 @@ def table(lines: Sequence[Line]) -> str:
     for title, is_encoder in ((encoder, True), (exports, False)):
         if some := [x for x in lines if (x["model"] == ENCODER) == is_encoder]:
             parts += [title, "", *_rows(some), ""]
+    parts += _layers(lines)
     sources = sorted({(x["gpu"], x["trt"], x["tactic_sources"]) for x in lines})
     for gpu, trt, tactics in sources:
         parts.append(f"{gpu}, TensorRT {trt}, tactic sources {tactics} on both sides. ")
@@ -90,6 +91,21 @@ def _rows(lines: Sequence[Line]) -> Iterable[str]:
         cells.append(f"{x['mask_bytes']:,}, {x['dense_mask_bytes']:,}")
         cells += [x["kernel"] or "–", f"{x['date'][:10]} {x['commit']}"]
         yield "| " + " | ".join(cells) + " |"
+
+
+def _layers(lines: Sequence[Line]) -> list[str]:
+    """Where the time goes at the largest batch that layers were timed at: plain and stof, of each mask."""
+    timed = [x for x in lines if x["model"] == ENCODER and x.get("layers_us") and not x["fusion"]]
+    if not timed:
+        return []
+    batch, seq = max((x["B"], x["S"]) for x in timed)
+    parts = [f"Layers of the encoder's engines at {batch},{seq}, microseconds by TensorRT's profiler (from 1 on):", ""]
+    for x in (x for x in timed if (x["B"], x["S"]) == (batch, seq)):
+        for kind, layers in (("plain", x.get("plain_layers_us", {})), ("stof", x["layers_us"])):
+            if layers and (kind == "stof" or x.get("plain_mask", x["mask"]) == x["mask"]):
+                shown = ", ".join(f"`{name}` {us:.0f}" for name, us in layers.items() if us >= 1)
+                parts.append(f"- {x['mask']}, {kind}: {shown}")
+    return [*parts, ""]
 
 
 def _number(value: float | None, digits: int = 4) -> str:

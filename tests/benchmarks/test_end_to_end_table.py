@@ -50,5 +50,19 @@ def test_rows_say_what_was_measured():
     assert "| window | 16,2048 | 2 | 6 | 2 | 3 | stof | 2.2 | 1.1 | 1.0e-03, 2.0e-03 | 900, 300 |" in rows[1]
     assert "| vit | 16,2048 | 2 | 6 | – | – | plain | 1.0e-03, – |" in rows[3]
     assert "5,000, 8,388,608 | block_sm90 | 2026-11-30 abc |" in rows[1]
+    assert "Layers" not in text
     for head, row in ((0, 1), (2, 3)):
         assert rows[head].count("|") == rows[row].count("|")
+
+
+def test_layers_of_the_largest_batch():
+    layers = {"layers_us": {"a plugin": 75.4, "a reshape": 0.2}, "plain_layers_us": {"everything": 5900.0}}
+    other = layers | {"mask": "causal", "plain_mask": "window"}
+    text = table([line(**layers), line(B=8, S=4096, **layers), line(**other)])
+    rows = [row for row in text.splitlines() if row.startswith("- ")]
+    assert rows == [
+        "- window, plain: `everything` 5900",
+        "- window, stof: `a plugin` 75",
+        "- causal, stof: `a plugin` 75",
+    ]
+    assert "at 16,2048" in text
