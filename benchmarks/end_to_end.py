@@ -112,7 +112,14 @@ def build_part(case: Case, part: str, arguments: argparse.Namespace) -> choose.C
 def _options(case: Case, arguments: argparse.Namespace) -> BuildOptions:
     profile = {"x": tuple(DimRange(n, n, n) for n in (case.batch, case.seq, 768))}
     library = find_plugin_library()
-    return BuildOptions(arguments.precision, profile, library, arguments.embed, timing_cache=arguments.timing_cache)
+    return BuildOptions(
+        arguments.precision,
+        profile,
+        library,
+        arguments.embed,
+        timing_cache=arguments.timing_cache,
+        half_io=arguments.half_io,
+    )
 
 
 @dataclass
@@ -217,6 +224,7 @@ def _line(kind: str, spec: EncoderSpec, found: choose.Race, arguments: argparse.
         "precision": arguments.precision,
         "fusion": False,
         "embedded": arguments.embed,
+        "half_io": arguments.half_io,
         "plain_ms": plain.timing and round(plain.timing.median, 4),
         "stof_ms": stof.timing and round(stof.timing.median, 4),
         "speedup": speedup and round(speedup, 3),
@@ -257,6 +265,7 @@ def main() -> None:
         action="store_true",
         help="build the plain engine of each size with its first mask only (`plain_mask`): it adds whatever mask alike",
     )
+    parser.add_argument("--half-io", action="store_true", help="float16 inputs and outputs, as torch.compile's here")
     parser.add_argument("--embed", action=argparse.BooleanOptionalAction, default=True, help="the plugin library")
     parser.add_argument("--jobs", type=int, default=1, help="engines built side by side; 1 gives the best tactics")
     parser.add_argument("--wave", type=int, default=1, help="cases whose engines are built before any is timed")

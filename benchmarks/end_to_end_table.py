@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "end_to_end.jsonl", ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- end-to-end table: begin -->", "<!-- end-to-end table: end -->"
 ENCODER = "encoder-768"
-_KEY = ("model", "mask", "B", "S", "layers", "precision", "fusion")
+_KEY = ("model", "mask", "B", "S", "layers", "precision", "fusion")  # and "half_io", where it is
 _PEER = ("compile_ms", "err_compile", "torch")
 
 Line = dict[str, Any]
@@ -50,7 +50,7 @@ def newest(lines: Iterable[Line]) -> list[Line]:
     """The last line of each case, in order of first appearance; with the peer's time of an earlier one if need be."""
     last: dict[tuple[Any, ...], Line] = {}
     for line in lines:
-        key = tuple(line[name] for name in _KEY)
+        key = (*(line[name] for name in _KEY), line.get("half_io", False))
         kept = {name: value for name, value in last.get(key, {}).items() if name in _PEER}
         last[key] = {**kept, **line}
     return list(last.values())
@@ -81,7 +81,9 @@ def _rows(lines: Sequence[Line]) -> Iterable[str]:
     yield "|" + "---|" * (14 if peer else 12)
     for x in sorted(lines, key=lambda x: (x["fusion"], -x["B"] * x["S"], -x["S"], x["model"])):
         name = x["mask"] if x["model"] == ENCODER else x["model"]
-        cells = [name + (" + regions" if x["fusion"] else ""), f"{x['B']},{x['S']}", str(x["layers"])]
+        name += " + regions" if x["fusion"] else ""
+        name += ", fp16 in and out" if x.get("half_io") else ""
+        cells = [name, f"{x['B']},{x['S']}", str(x["layers"])]
         cells += [_number(x["plain_ms"]), _number(x["stof_ms"]), _number(x["speedup"], 3), x["kept"]]
         if peer:
             known = x.get("compile_ms")

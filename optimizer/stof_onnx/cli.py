@@ -138,6 +138,7 @@ def _engine_wishes(arguments: argparse.Namespace) -> EngineWishes:
         timing_cache=arguments.timing_cache,
         emit_lowered=arguments.emit_lowered,
         level=arguments.builder_level,
+        half_io=arguments.half_io,
         keep=arguments.keep,
         arch=arguments.arch,
     )
@@ -314,6 +315,11 @@ def _engine(command: argparse.ArgumentParser) -> None:
     group.add_argument("--workspace", type=_size, metavar="BYTES", help="scratch memory a layer may use, e.g. 4G")
     group.add_argument(
         "--builder-level", type=int, choices=range(6), metavar="0-5", help="TensorRT's builder optimization level"
+    )
+    group.add_argument(
+        "--half-io",
+        action="store_true",
+        help="float32 inputs and outputs of the engine become float16, which spares it a cast at each end",
     )
     group.add_argument("--timing-cache", type=Path, metavar="FILE", help="measured tactics, read and extended")
     group.add_argument(

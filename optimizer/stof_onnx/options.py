@@ -119,6 +119,7 @@ class EngineWishes:
         workspace: bytes of scratch memory a layer may use; None leaves it to TensorRT.
         timing_cache: file with measured tactics, read and extended.
         level: TensorRT's builder optimization level, None for its default.
+        half_io: float32 inputs and outputs of the engine become float16.
         emit_lowered: where to write the model with plugin nodes.
         keep: "faster", or "stof" or "plain" whatever was timed.
         arch: compute capability times ten that `emit_lowered` is for; 0: the local GPU's, else 90.
@@ -131,6 +132,7 @@ class EngineWishes:
     workspace: int | None = None
     timing_cache: Path | None = None
     level: int | None = None
+    half_io: bool = False
     emit_lowered: Path | None = None
     keep: str = "faster"
     arch: int = 0

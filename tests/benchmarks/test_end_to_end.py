@@ -80,6 +80,7 @@ def arguments(tmp_path, monkeypatch):
         plain_once=False,
         layers_table=True,
         embed=True,
+        half_io=False,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from stof_onnx import cli
 from stof_onnx.errors import StofError
 from stof_onnx.trt import cuda
 from stof_onnx.trt.device_arrays import DeviceArray
@@ -101,6 +102,18 @@ def test_opening_and_closing_takes_no_memory(engines, rng):
     for _ in range(5):
         once()
     assert device_memory() - before < 1 << 20
+
+
+def test_float16_at_both_ends(engines, rng, tmp_path):
+    """`verify` and `bench` feed it what it takes; the plain engine of the comparison gets the same types."""
+    engine = tmp_path / "half.engine"
+    engines.optimize("--engine", str(engine), "--half-io", "--no-verify", "-o", str(tmp_path / "o.onnx"))
+    session = EngineSession(engine)
+    assert session.dtype("x") == session.dtype("y") == np.float16
+    feeds = engines.feeds(rng, 2, 50)
+    engines.assert_right(feeds, session.run(feeds)["y"].astype(np.float32))
+    session.close()
+    assert cli.main(["verify", str(engines.model), str(engine)]) == 0
 
 
 class OnDevice:

@@ -55,7 +55,7 @@ class EngineBench:
 
 
 def bench_engine(engine: Path, against: Path | None, seed: int | None) -> EngineBench:
-    """Times `engine`, and `against` (an engine, or an ONNX model that is built plain in the same precision).
+    """Times `engine`, and `against` (an engine, or an ONNX model that is built plain with the same types).
 
     Raises:
         StofError: TensorRT or a GPU is missing, or something does not load or build.
@@ -87,5 +87,6 @@ def _other(engine: Path, against: Path, shapes: dict[str, tuple[int, ...]]) -> E
     if against.suffix == ENGINE_SUFFIX:
         return load_engine(against)
     profile = {name: tuple(DimRange(d, d, d) for d in shape) for name, shape in shapes.items()}
-    precision = str(read_manifest(engine).get("precision", "fp16"))
-    return EngineSession(build_engine(against, BuildOptions(precision, profile)).data)
+    manifest = read_manifest(engine)
+    precision, half_io = str(manifest.get("precision", "fp16")), bool(manifest.get("half_io", False))
+    return EngineSession(build_engine(against, BuildOptions(precision, profile, half_io=half_io)).data)

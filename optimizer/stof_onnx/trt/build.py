@@ -33,6 +33,7 @@ class BuildOptions:
         timing_cache: file to read measured tactics from and to add new ones to; None shares them within the process.
         level: TensorRT's builder optimization level (0 builds fastest, 3 is its default), None for the default.
         detailed: keep layer details for the inspector.
+        half_io: float32 inputs and outputs become float16 (precision "fp16" only).
     """
 
     precision: str = "fp16"
@@ -43,6 +44,7 @@ class BuildOptions:
     timing_cache: Path | None = None
     level: int | None = None
     detailed: bool = False
+    half_io: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ def build_engine(model: Path, options: BuildOptions) -> BuiltEngine:
     if not parser.parse_from_file(str(model)):
         problems = "; ".join(str(parser.get_error(i).desc()) for i in range(parser.num_errors))
         raise StofError(f"TensorRT {trt.__version__} can not parse it: {problems}", str(model))
+    if options.half_io:
+        _narrow_ends(trt, network, options.precision)
     config = builder.create_builder_config()
     _configure(trt, builder, network, config, options)
     cache = _load_cache(config, options.timing_cache)
@@ -120,6 +124,17 @@ def tactic_sources() -> str:
 def _network_flags(trt: Any) -> int:
     explicit = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)
     return 0 if explicit is None or version() >= (10,) else 1 << int(explicit)
+
+
+def _narrow_ends(trt: Any, network: Any, precision: str) -> None:
+    """Makes the network's float32 inputs and outputs float16, as trtexec's --inputIOFormats=fp16:chw does."""
+    if precision != "fp16":
+        raise StofError(f"an engine of {precision} keeps its inputs and outputs", "--half-io", "Leave it out")
+    ends = [network.get_input(i) for i in range(network.num_inputs)]
+    ends += [network.get_output(i) for i in range(network.num_outputs)]
+    for tensor in ends:
+        if tensor.dtype == trt.float32:
+            tensor.dtype = trt.float16
 
 
 def _configure(trt: Any, builder: Any, network: Any, config: Any, options: BuildOptions) -> None:

@@ -298,6 +298,7 @@ def _manifest(result: EngineResult, options: BuildOptions) -> dict[str, Any]:
         "gpu": cuda.name(),
         "arch": availability.device().arch,
         "precision": options.precision,
+        "half_io": options.half_io,
         "tactic_sources": tactic_sources(),
         "plugin_library": plugins,
         "inputs": {name: [asdict(d) for d in dims] for name, dims in options.profile.items()},

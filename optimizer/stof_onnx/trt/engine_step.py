@@ -58,6 +58,7 @@ def build_engines(model: LoadedModel, portable: Path, target: Path, wanted: Opti
         workspace=wishes.workspace,
         timing_cache=wishes.timing_cache,
         level=wishes.level,
+        half_io=wishes.half_io,
     )
     if wanted.load_inputs is not None:
         feeds = [sample.feeds for sample in loaded_samples(wanted.load_inputs, model.proto)]
