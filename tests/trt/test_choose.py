@@ -10,10 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+from stof_onnx import cli
 from stof_onnx.errors import StofError
+from stof_onnx.fusion.search import Measurement
+from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.kernels.select import Device
 from stof_onnx.options import DimRange
-from stof_onnx.trt import availability, choose, cuda
+from stof_onnx.trt import availability, choose, cuda, fusion_step, region_nodes
 from stof_onnx.trt.build import BuildOptions, BuiltEngine
 from stof_onnx.trt.compare import EngineError, measure, passes
 from stof_onnx.trt.mix import sites_to_leave
@@ -22,6 +25,7 @@ from stof_onnx.trt.session import Timing
 from stof_onnx.verify.session import Runner
 
 from benchmarks.encoder import EncoderSpec, build_encoder
+from tests.trt.region_reference import as_text
 
 SHAPE = (2, 64, 32)
 
@@ -30,7 +34,7 @@ class World:
     """What the stand-ins do: milliseconds of each engine, an error added to the stof engine, builds that fail."""
 
     ms: dict[str, float]
-    stof_error = 0.0
+    stof_error = fused_error = 0.0
     broken: tuple[str, ...] = ()
 
     def __init__(self, runner: Runner) -> None:
@@ -42,6 +46,8 @@ class World:
         kinds = [n.op_type for n in onnx.load(str(model)).graph.node]
         plugins = kinds.count("StofAttention")
         kind = "plain" if not plugins else "mixed" if "Softmax" in kinds else "stof"
+        if "StofFusedRegion" in kinds:
+            kind = "fused" if kind == "stof" else "fused mixed"
         assert (options.plugins is not None) == bool(plugins)
         if kind in self.broken:
             raise StofError("TensorRT built no engine", str(model))
@@ -52,7 +58,7 @@ class World:
         timing = Timing(self.ms[kind], 0, 0, True, 10)
 
         def run(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            shift = 1e-4 if kind == "plain" else self.stof_error
+            shift = 1e-4 if kind == "plain" else self.fused_error if "fused" in kind else self.stof_error
             return {n: a + np.float32(shift) for n, a in self.runner.run(feeds).items()}
 
         return SimpleNamespace(
@@ -125,6 +131,53 @@ def test_one_broken_build_leaves_the_other(world):
     with pytest.raises(StofError, match="no engine"):
         world.make()
     assert not (world.folder / "model.stof.engine").exists()
+
+
+@pytest.fixture
+def fused_world(world, monkeypatch):
+    """A portable file with fused regions of GEMMs."""
+    monkeypatch.setenv("STOF_CACHE_DIR", str(world.folder / "cache"))
+    monkeypatch.setattr(Roofline, "left", lambda self, piece: Measurement(1e4 * len(piece)))
+    monkeypatch.setattr(region_nodes, "_compile", as_text)
+    monkeypatch.setattr(fusion_step, "_timer", lambda options: Roofline())
+    source, target = world.folder / "model.onnx", world.folder / "model.stof.onnx"
+    options = ["--no-verify", "--no-engine", "--tune-budget", "9s"]
+    assert cli.main(["optimize", str(source), "-o", str(target), *options]) == 0
+    world.ms |= {"fused": 0.8, "fused mixed": 0.7}
+    return world
+
+
+def test_regions_are_kept_where_they_are_faster(fused_world):
+    """Attention only and attention with regions are both built from the one file, and the fastest engine is kept."""
+    result = fused_world.make()
+    assert (result.kept, result.speedup) == ("fused", 2.0 / 0.8)
+    assert [c.kind for c in result.race.candidates] == ["plain", "stof", "fused"]
+    assert result.lowered.fused == len(result.lowered.regions) > 0
+    report = result.to_json()
+    assert (report["plain"]["ms"], report["stof"]["ms"], report["fused"]["ms"]) == (2.0, 1.0, 0.8)
+    assert json.loads((fused_world.folder / "model.stof.json").read_text())["plugin_library"]["embedded"]
+    fused_world.ms["fused"] = 1.1
+    result = fused_world.make()
+    assert (result.kept, result.speedup) == ("stof", 2.0)
+    assert result.lowered.regions == []
+
+
+def test_wrong_or_broken_regions_are_not_kept(fused_world):
+    fused_world.fused_error = 0.5
+    result = fused_world.make()
+    assert result.kept == "stof" and "wrong outputs" in result.race.fused.problem
+    fused_world.fused_error, fused_world.broken = 0.0, ("fused",)
+    result = fused_world.make()
+    assert result.kept == "stof" and "built no engine" in result.race.fused.problem
+
+
+def test_regions_beside_attentions_that_are_left(fused_world):
+    """Where the mixed engine wins, the engine with regions leaves the same attentions to TensorRT."""
+    fused_world.ms |= {"stof": 1.5, "mixed": 1.4}
+    fused_world.layers = {SITES[0]: 50.0, SITES[1]: 650.0, "the rest": 800.0}
+    result = fused_world.make()
+    assert (result.kept, result.speedup) == ("fused", 2.0 / 0.7)
+    assert [s.kernel != "" for s in result.lowered.sites] == [True, False]
 
 
 SITES = [f"layer{i}/p/Softmax/StofAttention" for i in range(2)]

@@ -19,22 +19,22 @@ _ROW_WISE = frozenset({
     "Mul", "Neg", "Pow", "Reciprocal", "ReduceMean", "Relu", "Reshape", "Sigmoid", "Sqrt", "Sub", "Tanh",
 })
 # fmt: on
+_LAST_AXIS = "stof/last_axis"
 _BLOCK = 1 << 16  # random numbers that are drawn; larger weights repeat them
 
 
-def piece_model(piece: Segment, precision: str, opset: int, seed: int = 0) -> onnx.ModelProto:
+def piece_model(piece: Segment, precision: str, seed: int = 0) -> onnx.ModelProto:
     """The model of a piece, its inputs and outputs named as in the original.
 
     Args:
         piece: its tensors have known shapes at the sizes to tune for.
         precision: "fp16" makes all floating-point tensors float16, others float32 (bf16 is a flag of TensorRT's then).
-        opset: of the default domain.
         seed: of the weights.
 
     Raises:
         StofError: a shape that is not known.
     """
-    return _Piece(piece, precision, opset, np.random.default_rng(seed)).build()
+    return _Piece(piece, precision, np.random.default_rng(seed)).build()
 
 
 def random_array(shape: tuple[int, ...], dtype: np.typing.DTypeLike, rng: np.random.Generator) -> np.ndarray:
@@ -44,8 +44,8 @@ def random_array(shape: tuple[int, ...], dtype: np.typing.DTypeLike, rng: np.ran
 
 
 class _Piece:
-    def __init__(self, piece: Segment, precision: str, opset: int, rng: np.random.Generator) -> None:
-        self.piece, self.tensors, self.opset, self.rng = piece, piece.block.tensors, opset, rng
+    def __init__(self, piece: Segment, precision: str, rng: np.random.Generator) -> None:
+        self.piece, self.tensors, self.rng = piece, piece.block.tensors, rng
         self.kind = TensorProto.FLOAT16 if precision == "fp16" else TensorProto.FLOAT
         self.dtype = np.float16 if precision == "fp16" else np.float32
         self.flat = self._row_wise()
@@ -57,8 +57,13 @@ class _Piece:
         inputs = [self._info(name) for name in self.piece.inputs if not self._fixed(name)]
         outputs = [self._info(name) for name in self.piece.outputs]
         nodes = [self._node(operator.node) for operator in self.piece.operators]
+        read = {name for node in nodes for name in node.input}
+        initializers = [tensor for tensor in initializers if tensor.name in read]
+        if _LAST_AXIS in read:
+            initializers.append(numpy_helper.from_array(np.array([-1], np.int64), _LAST_AXIS))
         graph = helper.make_graph(nodes, "piece", inputs, outputs, initializers)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        imports = [o for o in self.tensors.proto.opset_import if o.domain in ("", "ai.onnx")]
+        return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
     def _row_wise(self) -> bool:
         names = [n for n in (*self.piece.inputs, *self.piece.made) if not self._fixed(n)]
@@ -114,6 +119,5 @@ class _Piece:
         if self.flat and node.op_type == "Reshape":
             made = helper.make_node("Identity", node.input[:1], node.output, node.name)
         if self.flat and node.op_type == "ReduceMean" and len(node.input) > 1:
-            del made.input[1:]
-            made.attribute.append(helper.make_attribute("axes", [-1]))
+            made.input[1] = _LAST_AXIS
         return made

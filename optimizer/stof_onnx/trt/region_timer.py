@@ -121,7 +121,7 @@ class GpuTimer:
     def left(self, piece: Segment) -> Measurement:
         start = time.monotonic()
         try:
-            us, built = self._engine_us(piece_model(piece, self.options.precision, _OPSET))
+            us, built = self._engine_us(piece_model(piece, self.options.precision))
         except StofError as error:
             return Measurement(math.inf, time.monotonic() - start, problem=str(error))
         return Measurement(us, time.monotonic() - start, built)
