@@ -414,7 +414,9 @@ def _kernels_parser(command: argparse.ArgumentParser) -> None:
         metavar="SM",
         help="GPU architectures (default: 80, 86, 89 and 90; repeat for more)",
     )
-    action.add_argument("--jobs", type=_positive, metavar="N", help="compiling processes (default: one a core)")
+    action.add_argument(
+        "--jobs", type=_positive, metavar="N", help="compiling processes (default: one a core, at most 8)"
+    )
     action.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder of the kernels instead of the cache's")
 
 

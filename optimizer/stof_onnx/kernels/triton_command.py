@@ -36,7 +36,7 @@ def compile_command(
         given: more programs.
         widths, dtypes: also the standard programs at these row widths, in these types.
         archs: GPU architectures, compute capability times ten.
-        jobs: compiling processes (default: one a core).
+        jobs: compiling processes (default: one a core, at most 8).
         output: the cache's folder (default: `kernels` in the cache folder).
 
     Raises:

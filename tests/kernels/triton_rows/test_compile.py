@@ -139,6 +139,23 @@ def test_what_does_not_compile_is_one_message(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.kernel"))
 
 
+@needs_triton
+def test_compiling_processes_are_used_again(tmp_path: Path) -> None:
+    from stof_onnx.kernels.triton_rows import build
+
+    build._end_idle()
+    compile_kernels([request_of()], KernelCache(tmp_path / "a"), jobs=2)
+    (first,) = build._idle
+    compile_kernels([request_of(80)], KernelCache(tmp_path / "b"), jobs=2)
+    assert build._idle == [first] and first.alive
+    first._process.kill()  # such as by a machine that runs out of memory
+    first._process.wait()
+    compile_kernels([request_of(86)], KernelCache(tmp_path / "c"), jobs=2)
+    assert build._idle[0] is not first and build._idle[0].alive
+    build._end_idle()
+    assert not build._idle
+
+
 def test_unknown_architectures_are_refused() -> None:
     with pytest.raises(StofError, match="sm_70"):
         compile_program(PROGRAM, CONFIG, (70,))

@@ -1,7 +1,11 @@
-"""Compiles what is not in the cache, in parallel processes."""
+"""Compiles what is not in the cache, in parallel processes.
+
+The processes stay for the next call, since importing Triton takes a second or more; they end with this one.
+"""
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import json
@@ -19,6 +23,7 @@ from stof_onnx.kernels.cubin_program import KernelImage
 from stof_onnx.kernels.triton_rows.cache import KernelCache
 from stof_onnx.kernels.triton_rows.request import KernelRequest
 
+_MOST_JOBS = 8
 _ADVICE = "pip install 'stof-onnx[fusion]', or bring a cache of compiled kernels (STOF_CACHE_DIR)"
 
 
@@ -31,7 +36,7 @@ def compile_kernels(
     """The image of each request, from the cache or compiled now. Equal requests are compiled once.
 
     Args:
-        jobs: compiling processes (default: one a core).
+        jobs: compiling processes (default: one a core, at most 8).
         done: is told how many kernels have been compiled, after each one.
 
     Raises:
@@ -49,7 +54,8 @@ def compile_kernels(
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST_JOBS)
 
 
 def _compile(
@@ -59,7 +65,7 @@ def _compile(
     for request in requests:
         waiting.put(request)
     images: dict[KernelRequest, KernelImage] = {}
-    workers = [_Worker() for _ in range(max(1, min(jobs, len(requests))))]
+    workers = [_take() for _ in range(max(1, min(jobs, len(requests))))]
 
     def serve(worker: _Worker) -> None:
         while True:
@@ -76,11 +82,32 @@ def _compile(
     try:
         for outcome in [pool.submit(serve, worker) for worker in workers]:
             outcome.result()
-    finally:  # on Ctrl-C, too: killed workers end their threads
+        _idle.extend(workers)
+    except BaseException:  # Ctrl-C, too: some owe answers that no one will read; without them their threads end
         for worker in workers:
             worker.close()
+        raise
+    finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return images
+
+
+_idle: list[_Worker] = []
+
+
+def _take() -> _Worker:
+    while _idle:
+        worker = _idle.pop()
+        if worker.alive:
+            return worker
+        worker.close()
+    return _Worker()
+
+
+@atexit.register
+def _end_idle() -> None:
+    while _idle:
+        _idle.pop().close()
 
 
 class _Worker:
@@ -99,6 +126,10 @@ class _Worker:
             text=True,
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def compile(self, request: KernelRequest) -> KernelImage:
         """Compiles one kernel.
