@@ -232,6 +232,7 @@ def _line(kind: str, spec: EncoderSpec, found: choose.Race, arguments: argparse.
         "kept": found.winner().kind,
         "plain_mem_mb": round(plain.memory / 2**20, 1),
         "stof_mem_mb": round(stof.memory / 2**20, 1),
+        "load_s": [round(c.load_seconds, 3) for c in found.candidates],
         "plain_engine_mb": plain.engine and round(len(plain.engine.data) / 2**20, 1),
         "stof_engine_mb": stof.engine and round(len(stof.engine.data) / 2**20, 1),
         "build_s": [c.engine and round(c.engine.seconds, 1) for c in found.candidates],

@@ -228,6 +228,7 @@ def _line(path: Path, info: Any, report: dict[str, Any], batch: int, commit: str
         "kept": engine["kept"],
         "plain_mem_mb": plain["memory_mb"],
         "stof_mem_mb": stof["memory_mb"],
+        "load_s": [plain["load_s"], stof["load_s"]],
         "plain_engine_mb": plain["engine_bytes"] and round(plain["engine_bytes"] / 2**20, 1),
         "stof_engine_mb": stof["engine_bytes"] and round(stof["engine_bytes"] / 2**20, 1),
         "build_s": [plain["build_s"], stof["build_s"]],

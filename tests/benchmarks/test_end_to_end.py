@@ -57,6 +57,7 @@ def session(data: bytes) -> SimpleNamespace:
         layer_times=lambda feeds: {"a layer": 5.0},
         close=lambda: None,
         memory=1 << 20,
+        load_seconds=0.1,
     )
 
 

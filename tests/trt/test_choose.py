@@ -67,6 +67,7 @@ class World:
             layer_times=lambda feeds: self.layers,
             close=lambda: None,
             memory=1 << 20,
+            load_seconds=0.1,
         )
 
 

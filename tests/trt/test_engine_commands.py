@@ -55,6 +55,9 @@ def test_bench_against_an_engine_and_a_model(engines: Engines, capsys) -> None:
     for line in timed:
         median, p90, p99 = (float(re.search(rf"{word} ([\d.]+)", line)[1]) for word in ("median", "p90", "p99"))
         assert 0 < median <= p90 <= p99 < 50 and "CUDA graph" in line and "MiB" in line
+        assert 0 < float(re.search(r"loaded in ([\d.]+) s", line)[1]) < 60
+        with capsys.disabled():
+            print(line)
     assert lines[0] == f"inputs x 4x256x{HIDDEN}" and tactic_sources() in lines[-1]
 
 

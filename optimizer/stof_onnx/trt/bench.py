@@ -19,12 +19,13 @@ from stof_onnx.trt.session import EngineSession, Timing
 
 @dataclass(frozen=True)
 class BenchLine:
-    """One engine: times, memory on the device in bytes, and the leading axis of its first input."""
+    """One engine: times, memory on the device in bytes, the leading axis of its first input, what loading it took."""
 
     name: str
     timing: Timing
     memory: int
     batch: int
+    load_seconds: float
 
     @property
     def throughput(self) -> float:
@@ -47,7 +48,8 @@ class EngineBench:
             how = "CUDA graph" if t.graph else "launches"
             yield (
                 f"{line.name}: median {t.median:.4f} ms, p90 {t.p90:.4f}, p99 {t.p99:.4f} ({how}, {t.count} runs), "
-                f"{line.throughput:.1f} batch entries a second, {line.memory / 2**20:.0f} MiB"
+                f"{line.throughput:.1f} batch entries a second, {line.memory / 2**20:.0f} MiB, "
+                f"loaded in {line.load_seconds:.2f} s"
             )
         if len(self.lines) == 2:
             yield f"{self.lines[1].timing.median / self.lines[0].timing.median:.2f} times as fast"
@@ -80,7 +82,8 @@ def bench_engine(engine: Path, against: Path | None, seed: int | None) -> Engine
 
 def _line(path: Path, session: EngineSession, feeds: dict[str, np.ndarray]) -> BenchLine:
     first = next(iter(feeds.values()), np.zeros(1))
-    return BenchLine(path.name, session.time(feeds), session.memory, first.shape[0] if first.ndim else 1)
+    batch = first.shape[0] if first.ndim else 1
+    return BenchLine(path.name, session.time(feeds), session.memory, batch, session.load_seconds)
 
 
 def _other(engine: Path, against: Path, shapes: dict[str, tuple[int, ...]]) -> EngineSession:

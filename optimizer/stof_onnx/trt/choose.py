@@ -36,6 +36,7 @@ class Candidate:
     error: EngineError | None = None
     timing: Timing | None = None
     memory: int = 0
+    load_seconds: float = 0.0  # embedded plugins are unpacked and opened then
     problem: str = ""
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)  # of each input set
     layers: dict[str, float] = field(default_factory=dict)  # microseconds
@@ -51,6 +52,7 @@ class Candidate:
             "engine_bytes": None if self.engine is None else len(self.engine.data),
             "build_s": None if self.engine is None else round(self.engine.seconds, 2),
             "memory_mb": round(self.memory / 2**20, 1),
+            "load_s": round(self.load_seconds, 3),
             "problem": self.problem,
         }
 
@@ -262,7 +264,7 @@ def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
     try:
         session = EngineSession(candidate.engine.data)
         try:
-            candidate.memory = session.memory
+            candidate.memory, candidate.load_seconds = session.memory, session.load_seconds
             candidate.outputs = [session.run(one) for one in feeds]
             candidate.timing = session.time(feeds[0])
             _log.info("%s engine: %.4f ms", candidate.kind, candidate.timing.median)

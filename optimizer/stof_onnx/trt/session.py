@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,9 @@ class EngineSession:
         before = cuda.free_memory()
         self._runtime = trt.Runtime(log)
         self._runtime.engine_host_code_allowed = True  # embedded plugins are host code
+        begun = time.perf_counter()
         self.engine = self._runtime.deserialize_cuda_engine(data)
+        self.load_seconds = time.perf_counter() - begun
         if self.engine is None:
             reason = "; ".join(log.errors[-2:]) or "no reason given"
             raise StofError(f"TensorRT {trt.__version__} can not load the engine: {reason}", where, _advice(log.errors))
@@ -77,7 +80,7 @@ class EngineSession:
             StofError: there is no memory for it.
         """
         session = object.__new__(EngineSession)
-        session._runtime, session.engine = self._runtime, self.engine
+        session._runtime, session.engine, session.load_seconds = self._runtime, self.engine, 0.0
         before = cuda.free_memory()
         session._open("engine")
         session.memory = before - cuda.free_memory()
