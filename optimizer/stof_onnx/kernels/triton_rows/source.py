@@ -14,15 +14,23 @@ from stof_onnx.kernels.triton_rows.reference import scalar_values
 KERNEL = "stof_rows"
 _TYPES = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32"}
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
-# Near 0 the other form cancels: the series' next term is under 1e-8 of x there.
-_TANH = """@triton.jit
+_HELPERS = {
+    # Near 0 the other form cancels: the series' next term is under 1e-8 of x there.
+    "_tanh": """@triton.jit
 def _tanh(x):
     s = x * x
     near = x * (1.0 + s * (-0.3333333333 + s * (0.1333333333 + s * (-0.05396825397 + s * 0.02186948854))))
     return tl.where(tl.abs(x) < 0.25, near, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
 
 
-"""
+""",
+    "_one_plus_tanh": """@triton.jit
+def _one_plus_tanh(x):
+    return 2.0 / (1.0 + tl.exp(-2.0 * x))
+
+
+""",
+}
 _FORMS = {
     "neg": "-{0}",
     "abs": "tl.abs({0})",
@@ -91,8 +99,6 @@ class _Writer:
         self.lines: list[str] = []
 
     def text(self) -> str:
-        tanh = _TANH if any(op.name == "tanh" for op in self.program.ops) else ""
-        head = f"import triton\nimport triton.language as tl\n\n\n{tanh}"
         self._addresses()
         written = [False] * len(self.program.outputs)
         for i, given in enumerate(self.program.inputs):
@@ -107,7 +113,9 @@ class _Writer:
             self._compute(i, op)
             self._store(i, written)
         parameters = ", ".join(signature(self.program))
-        return f"{head}@triton.jit\ndef {KERNEL}({parameters}):\n" + "\n".join(self.lines) + "\n"
+        body = f"@triton.jit\ndef {KERNEL}({parameters}):\n" + "\n".join(self.lines) + "\n"
+        helpers = "".join(text for name, text in _HELPERS.items() if f"{name}(" in body)
+        return f"import triton\nimport triton.language as tl\n\n\n{helpers}{body}"
 
     def _line(self, text: str) -> None:
         self.lines.append(f"    {text}")
@@ -152,12 +160,14 @@ class _Writer:
             return self._reduce(value, op)
         for chunk in self._chunks_of(self.kinds[value]):
             operands = [self._name(i, chunk) for i in op.operands]
-            self._line(f"{self._name(value, chunk)} = {self._form(value, op, operands)}")
+            self._line(f"{self._name(value, chunk)} = {self._form(value, op, operands, chunk)}")
         return None
 
-    def _form(self, value: int, op: Op, operands: list[str]) -> str:
+    def _form(self, value: int, op: Op, operands: list[str], chunk: int) -> str:
         if op.name == "pow":
             return _power(operands[0], op.constant)
+        if op.name == "add" and (factor := self._one_plus_tanh(op, chunk)):
+            return factor
         if op.name == "div" and self.kinds[value].per_col:  # one division a row, or none, instead of one an element
             divisor = op.operands[1]
             if self.kinds[divisor] is Kind.COLUMN:
@@ -165,6 +175,16 @@ class _Writer:
             if 1e-30 < abs(self.scalars.get(divisor, 0.0)) < 1e30:
                 return f"{operands[0]} * {1.0 / self.scalars[divisor]!r}"
         return _FORMS[op.name].format(*operands)
+
+    def _one_plus_tanh(self, op: Op, chunk: int) -> str:
+        """1 + tanh, as GELU has it: a logistic function, which does not cancel and is cheaper."""
+        inputs = len(self.program.inputs)
+        for one, other in (op.operands, op.operands[::-1]):
+            if self.scalars.get(one) == 1.0 and other >= inputs:
+                inner = self.program.ops[other - inputs]
+                if inner.name == "tanh":
+                    return f"_one_plus_tanh({self._name(inner.operands[0], chunk)})"
+        return ""
 
     def _reduce(self, value: int, op: Op) -> None:
         join, lanes, neutral = _JOINS[op.name]
