@@ -13,7 +13,7 @@ from stof_onnx.mask.sources import all_keys, causal, window
 
 @dataclass(frozen=True)
 class Case:
-    """A mask (name:parameter, a key of MASKS) and a shape."""
+    """A mask (name:parameter, as `source` takes it) and a shape; a softcap needs the general instances."""
 
     mask: str
     batch: int
@@ -21,11 +21,13 @@ class Case:
     seq: int
     dim: int
     dtype: str = "fp16"
+    softcap: float = 0.0
 
     @property
     def key(self) -> str:
         """Identifies the case in the results."""
-        return f"{self.mask}-{self.batch}x{self.heads}x{self.seq}x{self.dim}-{self.dtype}"
+        capped = "-softcap" if self.softcap else ""
+        return f"{self.mask}-{self.batch}x{self.heads}x{self.seq}x{self.dim}-{self.dtype}{capped}"
 
 
 def source(name: str, seq: int) -> RowBands:
@@ -94,10 +96,10 @@ def _random(seq: int, density: float, rng: np.random.Generator) -> RowBands:
 
 
 def _cross(
-    shapes: tuple[tuple[int, int, int, int], ...], masks: tuple[str, ...], dtype: str = "fp16"
+    shapes: tuple[tuple[int, int, int, int], ...], masks: tuple[str, ...], dtype: str = "fp16", softcap: float = 0.0
 ) -> Iterator[Case]:
     for shape, mask in product(shapes, masks):
-        yield Case(mask, *shape, dtype)
+        yield Case(mask, *shape, dtype, softcap)
 
 
 CALIBRATE = [
@@ -113,9 +115,8 @@ CALIBRATE = [
         ("causal", "window", "bigbird:3", "random:20"),
     ),
     *_cross(((1, 12, 512, 64), (8, 12, 1024, 64), (2, 16, 2048, 128)), ("causal", "window", "bigbird:3"), "bf16"),
-    *_cross(
-        ((1, 12, 512, 64), (8, 12, 1024, 64), (2, 16, 1024, 128)), ("causal", "window", "bigbird:3", "random:5"), "fp32"
-    ),
+    *_cross(((1, 12, 512, 64), (8, 12, 1024, 64), (2, 16, 1024, 128)), ("causal", "window", "bigbird:3", "random:5"), "fp32"),
+    *_cross(((1, 12, 512, 64), (8, 12, 1024, 64), (2, 16, 2048, 128)), ("causal", "window", "random:5"), "fp16", 20.0),
 ]  # fmt: skip
 EVALUATE = [
     *_cross(
@@ -131,5 +132,6 @@ EVALUATE = [
     ),
     *_cross(((2, 12, 768, 64), (2, 8, 1536, 128)), ("causal", "causal_window:128", "blocks:3"), "bf16"),
     *_cross(((2, 12, 384, 64), (4, 8, 1536, 64), (1, 16, 768, 128)), ("causal", "window:64", "blocks:3"), "fp32"),
+    *_cross(((2, 12, 768, 64), (1, 16, 1536, 128)), ("causal", "window:48", "blocks:4"), "fp16", 20.0),
 ]  # fmt: skip
 SETS = {"calibrate": CALIBRATE, "evaluate": EVALUATE}

@@ -21,15 +21,18 @@ from stof_onnx.mask import EncodedMask, encode_bands
 from .cases import Case, source
 
 SAMPLED_ROWS = 64
-CALLS = 5
-BUDGET_MS = 16.0  # device time of one configuration's replays
-SLOW_MS = 10.0  # a configuration slower than this is timed once
+GRAPH_MS = 0.4  # device time of one graph, which holds up to MOST_CALLS calls
+MOST_CALLS = 20
+BUDGET_MS = 10.0  # device time of one configuration's replays
+LEAST_REPLAYS, MOST_REPLAYS = 5, 20
+# A call that takes longer than SLOW_MS, or longer than HOPELESS_MS and HOPELESS times the case's best, is timed once.
+SLOW_MS, HOPELESS_MS, HOPELESS = 10.0, 0.3, 2.0
 Lowered = tuple[KernelConfig, dict[str, np.ndarray], dict[str, Any]]
 
 
 def site_of(case: Case) -> KernelSite:
     """The case as selection sees it."""
-    return KernelSite(case.batch, case.heads, case.dim, case.dim, case.dtype, case.dim**-0.5)
+    return KernelSite(case.batch, case.heads, case.dim, case.dim, case.dtype, case.dim**-0.5, case.softcap)
 
 
 def encoded(case: Case) -> EncodedMask:
@@ -71,11 +74,12 @@ def prepared(cases: Sequence[Case], arch: int, workers: int) -> Iterator[Prepare
 
 
 def sweep(
-    cases: Sequence[Case], library_path: Path, out: Path, start: dict[str, Any], limit: float, workers: int
+    cases: Sequence[tuple[str, Case]], library_path: Path, out: Path, start: dict[str, Any], limit: float, workers: int
 ) -> int:
     """Appends one line a case to `out`; the number of wrong results.
 
     Args:
+        cases: each with the name of its set.
         start: the fields that every line begins with.
         limit: seconds after which no further case starts.
     """
@@ -83,12 +87,16 @@ def sweep(
     from stof_onnx.kernels import capi
 
     library, properties = capi.KernelLibrary(library_path), torch.cuda.get_device_properties(0)
+    _raise_clock(torch)
     arch, begin, wrong = 10 * properties.major + properties.minor, time.monotonic(), 0
-    for number, ready in enumerate(prepared(cases, arch, workers)):
+    sets = {case.key: name for name, case in cases}
+    for number, ready in enumerate(prepared([case for _, case in cases], arch, workers)):
         case, bench = ready.case, _Bench(ready, library)
-        us, errors = {}, {}
-        for config, arrays, attributes in ready.lowered:
-            result = bench.time(config, arrays, attributes)
+        us: dict[str, float] = {}
+        errors: dict[str, str] = {}
+        # The likely best come first: hopeless ones need not be timed well.
+        for config, arrays, attributes in reversed(ready.lowered):
+            result = bench.time(config, arrays, attributes, min(us.values(), default=float("inf")))
             if isinstance(result, str):
                 errors[config.label] = result
             else:
@@ -96,6 +104,7 @@ def sweep(
         wrong += sum(e.startswith("wrong") for e in errors.values())
         line = {
             **start,
+            "set": sets[case.key],
             "case": case.key,
             "sms": properties.multi_processor_count,
             "arch": arch,
@@ -114,6 +123,15 @@ def sweep(
             print("time is up")
             break
     return wrong
+
+
+def _raise_clock(torch: Any) -> None:
+    """Keeps the GPU busy until its clock no longer rises."""
+    square = torch.randn((8192, 8192), device="cuda", dtype=torch.float16)
+    begin = time.monotonic()
+    while time.monotonic() - begin < 0.7:
+        _ = square @ square
+        torch.cuda.synchronize()
 
 
 class _Bench:
@@ -138,12 +156,15 @@ class _Bench:
         outs = []
         for b, h in self.heads:
             q, k, v = (x.to(dtype) for x in (self.q[b, h, self.rows], self.k[b, h], self.v[b, h]))
-            scores = (q @ k.T * self.case.dim**-0.5).masked_fill(~allowed, float("-inf"))
+            scores = q @ k.T * self.case.dim**-0.5
+            if cap := self.case.softcap:
+                scores = cap * (scores / cap).tanh()
+            scores = scores.masked_fill(~allowed, float("-inf"))
             outs.append(scores.softmax(-1) @ v)
         return self.torch.stack(outs)
 
-    def time(self, config: KernelConfig, arrays: dict[str, np.ndarray], a: dict[str, Any]) -> float | str:
-        """Microseconds of a call, or why there are none."""
+    def time(self, config: KernelConfig, arrays: dict[str, np.ndarray], a: dict[str, Any], best: float) -> float | str:
+        """Microseconds of a call, or why there are none; `best`: of the configurations timed before."""
         torch, capi, c = self.torch, self.capi, self.case
         device = {n: torch.from_numpy(np.array(x)).cuda() for n, x in arrays.items()}
         view = capi.MaskView(
@@ -157,7 +178,7 @@ class _Bench:
         p = capi.AttentionParams(
             q=views[0], k=views[1], v=views[2], o=views[3], batch=c.batch, heads=c.heads, kv_heads=c.heads, seq_q=c.seq,
             seq_kv=c.seq, dim=c.dim, v_dim=c.dim, dtype={"fp16": 0, "bf16": 1, "fp32": 2}[c.dtype], scale=c.dim**-0.5,
-            mask=view, kernel=capi.Kernel[config.kernel.upper()], splits=config.splits,
+            softcap=c.softcap, mask=view, kernel=capi.Kernel[config.kernel.upper()], splits=config.splits,
             max_row_tiles=int(a["mask_max_row_tiles"]),
         )  # fmt: skip
         if reason := self.library.unsupported(p):
@@ -173,26 +194,28 @@ class _Bench:
         error = float((got - self.exact).abs().max())
         if not error <= self.tolerance:
             return f"wrong: {error:.3g} > {self.tolerance:.3g}"
-        return self._median_us(launch)
+        return self._median_us(launch, best)
 
-    def _median_us(self, launch: Any) -> float:
+    def _median_us(self, launch: Any, best: float) -> float:
         torch = self.torch
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         launch()
         end.record()
         end.synchronize()
-        if (once := begin.elapsed_time(end)) > SLOW_MS:
-            return once * 1e3
+        once = begin.elapsed_time(end)
+        if once > SLOW_MS or (once > HOPELESS_MS and once * 1e3 > HOPELESS * best):
+            return float(once * 1e3)
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        calls = CALLS if once < 1 else 1
+        calls = max(1, min(MOST_CALLS, int(GRAPH_MS / once)))
         with torch.cuda.stream(stream):
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                for _ in range(calls):
-                    launch()
+            graph.capture_begin()  # `torch.cuda.graph` would empty the allocator's cache as well
+            for _ in range(calls):
+                launch()
+            graph.capture_end()
             times: list[float] = []
-            while len(times) < 4 or (len(times) < 20 and sum(times) < BUDGET_MS):
+            while len(times) < LEAST_REPLAYS or (len(times) < MOST_REPLAYS and sum(times) < BUDGET_MS):
                 begin.record()
                 graph.replay()
                 end.record()
