@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stof_onnx.kernels.configs import KernelConfig, KernelSite, candidates, lower
+from stof_onnx.kernels.configs import KernelConfig, KernelSite, Tilings, candidates, lower
 from stof_onnx.mask import EncodedMask, encode_bands
 
 from .cases import Case, source
 
 SAMPLED_ROWS = 64
-GRAPH_MS = 0.4  # device time of one graph, which holds up to MOST_CALLS calls
-MOST_CALLS = 20
-BUDGET_MS = 10.0  # device time of one configuration's replays
-LEAST_REPLAYS, MOST_REPLAYS = 5, 20
+GRAPH_MS, MOST_CALLS = 1.5, 50  # device time and calls of one graph, at most
+WARM_MS, BUDGET_MS, LEAST_REPLAYS = 1.0, 4.0, 4  # device time of one look at a configuration
 # A call that takes longer than SLOW_MS, or longer than HOPELESS_MS and HOPELESS times the case's best, is timed once.
-SLOW_MS, HOPELESS_MS, HOPELESS = 10.0, 0.3, 2.0
+# Those within CONTENDER times the best are looked at LOOKS times more, in turn.
+SLOW_MS, HOPELESS_MS, HOPELESS, CONTENDER, LOOKS = 10.0, 0.3, 2.0, 1.2, 3
 Lowered = tuple[KernelConfig, dict[str, np.ndarray], dict[str, Any]]
 
 
@@ -55,7 +54,7 @@ def prepare(case: Case, arch: int) -> Prepared:
     mask, dense = encoded(case), source(case.mask, case.seq)
     rows = np.sort(np.random.default_rng().permutation(case.seq)[:SAMPLED_ROWS])
     allowed = np.concatenate([dense(int(r), int(r) + 1) for r in rows])
-    return Prepared(case, rows, allowed, [(c, *lower(mask, c)) for c in candidates(mask, site_of(case), arch)])
+    return Prepared(case, rows, allowed, [(c, *lower(mask, c)) for c in candidates(Tilings(mask), site_of(case), arch)])
 
 
 def prepared(cases: Sequence[Case], arch: int, workers: int) -> Iterator[Prepared]:
@@ -87,20 +86,13 @@ def sweep(
     from stof_onnx.kernels import capi
 
     library, properties = capi.KernelLibrary(library_path), torch.cuda.get_device_properties(0)
-    _raise_clock(torch)
+    _raise_clock(torch, 0.7)
     arch, begin, wrong = 10 * properties.major + properties.minor, time.monotonic(), 0
     sets = {case.key: name for name, case in cases}
     for number, ready in enumerate(prepared([case for _, case in cases], arch, workers)):
+        _raise_clock(torch, 0.01)
         case, bench = ready.case, _Bench(ready, library)
-        us: dict[str, float] = {}
-        errors: dict[str, str] = {}
-        # The likely best come first: hopeless ones need not be timed well.
-        for config, arrays, attributes in reversed(ready.lowered):
-            result = bench.time(config, arrays, attributes, min(us.values(), default=float("inf")))
-            if isinstance(result, str):
-                errors[config.label] = result
-            else:
-                us[config.label] = round(result, 3)
+        us, errors = bench.times(ready.lowered)
         wrong += sum(e.startswith("wrong") for e in errors.values())
         line = {
             **start,
@@ -108,28 +100,28 @@ def sweep(
             "case": case.key,
             "sms": properties.multi_processor_count,
             "arch": arch,
-            "us": us,
+            "us": {label: round(value, 3) for label, value in us.items()},
             "errors": errors,
         }
         with out.open("a") as file:
             file.write(json.dumps(line) + "\n")
         best = min(us, key=us.__getitem__) if us else "-"
+        seconds = time.monotonic() - begin
         print(
-            f"{number + 1}/{len(cases)} {time.monotonic() - begin:5.1f} s {case.key:40s} {len(us)} configurations, "
-            f"best {best} {us.get(best, 0):.1f} us{' ' + str(errors) if errors else ''}",
-            flush=True,
+            f"{number + 1}/{len(cases)} {seconds:5.1f} s {case.key:40s} {len(us)}, best {best} {us.get(best, 0):.1f} us"
         )
+        print(*(f"    {label}: {why}\n" for label, why in errors.items()), sep="", end="", flush=True)
         if time.monotonic() - begin > limit:
             print("time is up")
             break
     return wrong
 
 
-def _raise_clock(torch: Any) -> None:
-    """Keeps the GPU busy until its clock no longer rises."""
+def _raise_clock(torch: Any, seconds: float) -> None:
+    """Keeps the GPU busy so that its clock does not fall between cases."""
     square = torch.randn((8192, 8192), device="cuda", dtype=torch.float16)
     begin = time.monotonic()
-    while time.monotonic() - begin < 0.7:
+    while time.monotonic() - begin < seconds:
         _ = square @ square
         torch.cuda.synchronize()
 
@@ -163,8 +155,34 @@ class _Bench:
             outs.append(scores.softmax(-1) @ v)
         return self.torch.stack(outs)
 
-    def time(self, config: KernelConfig, arrays: dict[str, np.ndarray], a: dict[str, Any], best: float) -> float | str:
-        """Microseconds of a call, or why there are none; `best`: of the configurations timed before."""
+    def times(self, lowered: Sequence[Lowered]) -> tuple[dict[str, float], dict[str, str]]:
+        """Microseconds of a call of each configuration, and why others have none."""
+        us: dict[str, float] = {}
+        errors: dict[str, str] = {}
+        looks: dict[str, list[float]] = {}
+        graphs: dict[str, _Graph] = {}
+        # The likely best come first: hopeless ones need not be timed well.
+        for config, arrays, attributes in reversed(lowered):
+            launch = self.launch(config, arrays, attributes)
+            if isinstance(launch, str):
+                errors[config.label] = launch
+                continue
+            once = self._once_ms(launch)
+            us[config.label] = 1e3 * once
+            if once > SLOW_MS or (once > HOPELESS_MS and 1e3 * once > HOPELESS * min(us.values())):
+                continue
+            graphs[config.label] = _Graph(self.torch, launch, once)
+            looks[config.label] = graphs[config.label].look()
+            us[config.label] = float(np.median(looks[config.label]))
+        contenders = [label for label in graphs if us[label] <= CONTENDER * min(us.values())]
+        for label in contenders * LOOKS:
+            looks[label] += graphs[label].look()
+        return us | {label: float(np.median(looks[label])) for label in contenders}, errors
+
+    def launch(
+        self, config: KernelConfig, arrays: dict[str, np.ndarray], a: dict[str, Any]
+    ) -> Callable[[], None] | str:
+        """The call, checked; or why there is none."""
         torch, capi, c = self.torch, self.capi, self.case
         device = {n: torch.from_numpy(np.array(x)).cuda() for n, x in arrays.items()}
         view = capi.MaskView(
@@ -186,7 +204,7 @@ class _Bench:
         workspace = torch.empty(self.library.workspace_bytes(p) + 256, dtype=torch.uint8, device="cuda")
         p.workspace, p.workspace_bytes = workspace.data_ptr(), workspace.numel()
 
-        def launch() -> None:
+        def launch(_holds: Any = (device, out, workspace)) -> None:
             self.library.forward(p, torch.cuda.current_stream().cuda_stream)
 
         launch()
@@ -194,31 +212,47 @@ class _Bench:
         error = float((got - self.exact).abs().max())
         if not error <= self.tolerance:
             return f"wrong: {error:.3g} > {self.tolerance:.3g}"
-        return self._median_us(launch, best)
+        return launch
 
-    def _median_us(self, launch: Any, best: float) -> float:
-        torch = self.torch
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    def _once_ms(self, launch: Callable[[], None]) -> float:
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         launch()
         end.record()
         end.synchronize()
-        once = begin.elapsed_time(end)
-        if once > SLOW_MS or (once > HOPELESS_MS and once * 1e3 > HOPELESS * best):
-            return float(once * 1e3)
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        calls = max(1, min(MOST_CALLS, int(GRAPH_MS / once)))
-        with torch.cuda.stream(stream):
+        return float(begin.elapsed_time(end))
+
+
+class _Graph:
+    """Some calls as a CUDA graph."""
+
+    def __init__(self, torch: Any, launch: Callable[[], None], once_ms: float) -> None:
+        self._launch = launch  # holds the tensors
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._stream, self._graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        self._torch, self._calls = torch, max(1, min(MOST_CALLS, int(GRAPH_MS / once_ms)))
+        with torch.cuda.stream(self._stream):
             torch.cuda.synchronize()
-            graph.capture_begin()  # `torch.cuda.graph` would empty the allocator's cache as well
-            for _ in range(calls):
+            self._graph.capture_begin()  # `torch.cuda.graph` would empty the allocator's cache as well
+            for _ in range(self._calls):
                 launch()
-            graph.capture_end()
+            self._graph.capture_end()
+
+    def look(self) -> list[float]:
+        """Microseconds a call of some replays, after some that are not counted."""
+        with self._torch.cuda.stream(self._stream):
+            warm, spent = 0.0, 0.0
             times: list[float] = []
-            while len(times) < LEAST_REPLAYS or (len(times) < MOST_REPLAYS and sum(times) < BUDGET_MS):
-                begin.record()
-                graph.replay()
-                end.record()
-                end.synchronize()
-                times.append(begin.elapsed_time(end))
-        return float(np.median(times[1:])) * 1e3 / calls
+            while warm < WARM_MS:
+                warm += self._replay_ms()
+            while len(times) < LEAST_REPLAYS or spent < BUDGET_MS:
+                times.append(self._replay_ms())
+                spent += times[-1]
+        return [1e3 * t / self._calls for t in times]
+
+    def _replay_ms(self) -> float:
+        self._begin.record()
+        self._graph.replay()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end))

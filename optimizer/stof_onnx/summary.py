@@ -10,6 +10,7 @@ from rich.text import Text
 
 from stof_onnx.fusion.plan import PlannedRegion
 from stof_onnx.report import Report, Site
+from stof_onnx.trt.plugin_nodes import SiteLowering
 from stof_onnx.verify.result import Verification
 
 _MANY = 12  # equal lines beyond this are counted, not listed
@@ -90,6 +91,7 @@ def _engine(report: Report) -> Iterator[str]:
     if report.lowered is not None:
         sites = report.lowered.sites
         yield f"lowered: {report.lowered.plugins} of {len(sites)} attentions are plugin nodes"
+        yield from _kernels(sites)
     if report.no_engine:
         yield f"no engine: {report.no_engine}"
     if result is None:
@@ -104,9 +106,20 @@ def _engine(report: Report) -> Iterator[str]:
             yield f"    {candidate.kind}: {candidate.problem}"
     if result.speedup is not None:
         yield f"    {result.speedup:.2f} times as fast as the plain engine"
+    if result.lowered and report.lowered is None:
+        yield from _kernels(result.lowered.sites)
     for site in result.lowered.sites if result.lowered else ():
         if not site.kernel:
             yield f"    left to TensorRT: {site.name}: {site.reason}"
+
+
+def _kernels(sites: Sequence[SiteLowering]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for site in sites:
+        if site.kernel:
+            groups.setdefault((site.reason, site.profile), []).append(site.name)
+    for (reason, profile), names in groups.items():
+        yield f"    {len(names)} x {_shorten(names)}: {reason}; {profile}"
 
 
 def _headline(report: Report) -> str:

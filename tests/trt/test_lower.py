@@ -34,8 +34,10 @@ def test_encoder_becomes_packed_rows(bench, rng, arch, projections, pre_norm):
         2, 64, 4, 2, SEQ, projections, pre_norm, decomposed_norm=arch == 80, seed=int(rng.integers(1 << 30))
     )
     model = build_encoder(spec, window_and_global(SEQ))
-    lowered = bench.lower(bench.optimize(model), LowerOptions(device=Device(arch)))
+    device = Device(arch, kernels=(f"block_sm{arch}",))
+    lowered = bench.lower(bench.optimize(model), LowerOptions(device=device))
     assert [s.kernel for s in lowered.sites] == [f"block_sm{arch}"] * 2
+    assert all(s.predicted_us > 0 and s.profile for s in lowered.sites)
     assert lowered.packed == 2
     kinds = Counter(n.op_type for n in lowered.model.graph.node)
     assert kinds["Reshape"] == 2, "one into rows, one out of them"

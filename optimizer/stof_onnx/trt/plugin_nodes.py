@@ -43,7 +43,8 @@ Shapes = Mapping[str, tuple[int | str | None, ...]]
 class SiteLowering:
     """What became of one attention: `kernel` is empty where it stays ordinary operators, and `reason` says why.
 
-    `dense_flops`: of QK and PV over all keys, at the sizes to tune for.
+    `dense_flops`: of QK and PV over all keys, at the sizes to tune for. `predicted_us`: what the cost model says of the
+    kernel at these sizes, with the coefficients of `profile`.
     """
 
     name: str
@@ -54,6 +55,8 @@ class SiteLowering:
     dense_mask_bytes: int = 0
     tiles: tuple[int, int] = (0, 0)
     dense_flops: int = 0
+    predicted_us: float = 0.0
+    profile: str = ""
 
 
 @dataclass
@@ -140,9 +143,11 @@ class _Site:
         self.node.op_type, self.node.domain = PLUGIN, domain
         kept |= {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
         self.node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in sorted(kept.items()))
-        result.kernel, result.reason = lowered.choice.kernel, lowered.choice.reason
+        choice = lowered.choice
+        result.kernel, result.reason = choice.config.kernel, choice.reason
+        result.predicted_us, result.profile = round(choice.predicted_us, 2), choice.profile
         result.layout = str(self.attributes["layout"])
-        result.tiles = (lowered.choice.tile_m, lowered.choice.tile_n)
+        result.tiles = (choice.config.tile_m, choice.config.tile_n)
         result.dense_flops = (
             2 * sizes.batch * site.heads * sizes.seq_q * sizes.seq_kv * (sizes.head_dim + sizes.v_head_dim)
         )
