@@ -206,3 +206,17 @@ def test_a_region_that_does_not_run_is_not_kept(block: Block) -> None:
     assert kept and all(r.template != "gemm_epilogue" for r in kept)
     assert "no such kernel" in {r.reason for p in plan.blocks.values() for r in p.regions}
     json.dumps(plan.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_guide_saves_measurements_and_decides_nothing(block: Block, seed: int) -> None:
+    """A guide that knows the times leaves out what loses; a wrong one costs gains, but keeps nothing that loses."""
+    alone = _plan(block, timer := Synthetic(seed))
+    guided = search([block], timer, "fp16", SearchOptions(least_gain=0.0), guide=Synthetic(seed))
+    assert guided.samples <= alone.samples
+    assert _true_time(block, timer, guided) <= 1.02 * _true_time(block, timer, alone)
+    misled = search([block], timer, "fp16", SearchOptions(least_gain=0.0), guide=Synthetic(seed, share=(0.1, 0.1)))
+    space = BlockSpace(block, Ledger(timer))
+    assert _true_time(block, timer, misled) <= space.total({})
+    for dropped in (r for p in misled.blocks.values() for r in p.regions if r.kept):
+        assert dropped.left_us is not None and dropped.fused_us is not None and dropped.fused_us < dropped.left_us

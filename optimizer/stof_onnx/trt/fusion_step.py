@@ -129,7 +129,8 @@ def _search(tensors: Tensors, options: OptimizeOptions, progress: Progress) -> F
     cache = PlanCache(default_path())
     wishes = SearchOptions(budget=options.fusion.budget)
     with progress.bar("fusion") as watch:
-        plan = search(find_blocks(tensors), timer, precision, wishes, cache, watch)
+        guide = Roofline(precision)
+        plan = search(find_blocks(tensors), timer, precision, wishes, cache, watch, guide)
     cache.close()
     return plan
 

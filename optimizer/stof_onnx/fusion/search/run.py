@@ -48,12 +48,16 @@ def search(
     options: SearchOptions,
     store: TimeStore | None = None,
     watch: Watch | None = None,
+    guide: Timer | None = None,
 ) -> FusionPlan:
     """The plan for these blocks. Ctrl-C and the end of the budget keep the best found so far (`complete` is False).
 
     Args:
         blocks: of one model; equal ones are searched once.
         precision: of the engine, noted in the plan.
+        store: times of earlier runs.
+        watch: told what is being done.
+        guide: a timer that predicts, for leaving out what has no chance; None times every move.
     """
     ledger, rng = Ledger(timer, options.budget, store), random.Random(options.seed)
     counts = Counter(block_hash(block) for block in blocks)
@@ -63,7 +67,7 @@ def search(
     try:
         for number, (key, block) in enumerate(kinds.items()):
             space = BlockSpace(block, ledger, counts[key])
-            stages[key] = Stage1(space, rng, options.first_samples, options.least_gain)
+            stages[key] = Stage1(space, rng, options.first_samples, options.least_gain, guide)
             if watch:
                 watch(f"stage 1, block {number + 1} of {len(kinds)}", ledger.seconds / options.budget)
             stages[key].run()

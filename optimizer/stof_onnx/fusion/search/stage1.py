@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from stof_onnx.fusion.scheme import Span
 from stof_onnx.fusion.search.cost import BlockSpace
 from stof_onnx.fusion.search.initial import initial_choice
-from stof_onnx.fusion.search.timer import Region
+from stof_onnx.fusion.search.timer import Region, Timer
+from stof_onnx.fusion.segment import Segment
 
 State = dict[Span, Region]
+_HOPELESS = 0.02
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Stage1:
         samples: configurations that a region is judged by.
         least_gain: microseconds.
         state: the choice so far.
+        guide: predicts times: moves other than drops are not timed where it sees a loss of more than `_HOPELESS`.
         trials: every move that was timed.
         tried: the regions in them.
     """
@@ -50,6 +53,7 @@ class Stage1:
     rng: random.Random
     samples: int = 2
     least_gain: float = 0.0
+    guide: Timer | None = None
     state: State = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
     tried: set[Span] = field(default_factory=set)
@@ -93,6 +97,8 @@ class Stage1:
             if key in seen:
                 continue
             seen.add(key)
+            if "drop" not in move and self._hopeless(after):
+                continue
             after = self._sampled(after)
             gain = before - self.space.total(after)
             kept = gain > self.least_gain
@@ -102,6 +108,23 @@ class Stage1:
                 self.state = after
                 return changed
         return None
+
+    def _hopeless(self, after: State) -> bool:
+        if self.guide is None:
+            return False
+        now = self._predicted(self.guide, self.state)
+        return self._predicted(self.guide, after) > now * (1.0 + _HOPELESS)
+
+    def _predicted(self, guide: Timer, state: State) -> float:
+        """Microseconds of the block by the guide, each region with the configuration that it would try first."""
+        total = 0.0
+        for region in state.values():
+            names = guide.configs(region)
+            total += guide.fused(region, names[0]).us if names else 0.0
+        for piece in self.space.pieces(state):
+            if self.space.fusible.intersection(range(*piece)):
+                total += guide.left(Segment(self.space.block, *piece)).us
+        return total
 
     def _sampled(self, state: State) -> State:
         """`state` without the regions that do not run; each is timed, with the most promising configuration first."""
