@@ -9,9 +9,18 @@ from benchmarks.row_programs_table import newest, table
 
 def line(case: str, us: float, **peers: float) -> dict[str, Any]:
     return {
-        "date": "2026-11-30 22:00", "commit": "abc", "gpu": "NVIDIA H200", "driver": "580", "torch": "2.11", "case": case,
-        "bytes": 43_000_000, "us": {"b256r4w4": us, "b512r1w2": us + 1}, "default": "b512r1w2", "peers": peers, "error": 2e-4,
-    }  # fmt: skip
+        "date": "2026-11-30 22:00",
+        "commit": "abc",
+        "gpu": "NVIDIA H200",
+        "driver": "580",
+        "torch": "2.11",
+        "case": case,
+        "bytes": 43_000_000,
+        "us": {"b256r4w4": us, "b512r1w2": us + 1},
+        "default": "b512r1w2",
+        "peers": peers,
+        "error": 2e-4,
+    }
 
 
 def test_the_newest_line_counts_and_peers_stay() -> None:
