@@ -203,3 +203,43 @@ def test_wrong_options(tmp_path, capsys, options, message):
         code = int(str(leave.code))
     assert code == 2 and message in capsys.readouterr().err
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_gated_mlp_and_transposed_weights(tmp_path, rng):
+    """LLaMA's feed-forward behind the encoder, and a Gemm whose weight is stored [N, K]: lowering turns it."""
+    model = exact(build_encoder(EncoderSpec(1, 64, 4, 2, SEQ), MASK))
+    graph, make = model.graph, onnx.helper.make_node
+    graph.node[-1].output[0] = "h"
+    weights = dict.fromkeys(("gate", "up"), (64, 128)) | {"down": (128, 64), "last": (64, 64)}
+    for name, (depth, width) in weights.items():
+        value = (rng.standard_normal((depth, width)) / 8).astype(np.float16).astype(np.float32)
+        graph.initializer.append(numpy_helper.from_array(value, name))
+    graph.initializer.append(numpy_helper.from_array(np.array([-1, 64], np.int64), "rows"))
+    graph.initializer.append(numpy_helper.from_array(np.array([2, SEQ, 64], np.int64), "back"))
+    graph.node.extend(
+        [
+            make("MatMul", ["h", "gate"], ["g"], "gate"),
+            make("Sigmoid", ["g"], ["s"], "sigmoid"),
+            make("Mul", ["g", "s"], ["a"], "silu"),
+            make("MatMul", ["h", "up"], ["u"], "up"),
+            make("Mul", ["a", "u"], ["p"], "gated"),
+            make("MatMul", ["p", "down"], ["d"], "down"),
+            make("Add", ["h", "d"], ["r"], "residual"),
+            make("Reshape", ["r", "rows"], ["flat"], "to rows"),
+            make("Gemm", ["flat", "last", "layer0/ln1/shift"], ["t"], "last", transB=1),
+            make("Relu", ["t"], ["t2"], "relu"),
+            make("Reshape", ["t2", "back"], ["y"], "back"),
+        ]
+    )
+    path = optimize(tmp_path, model, "--tune-budget", "60s")
+    lowered = lower_file(path, LowerOptions(device=Device(90)))
+    found = Counter(str(attributes_of(n)["template"]) for n in regions(lowered.model))
+    assert found["gated_mlp"] == 1
+    gated = next(n for n in regions(lowered.model) if attributes_of(n)["template"] == "gated_mlp")
+    assert (attributes_of(gated)["activation"], attributes_of(gated)["has_bias"], len(gated.input)) == ("silu", 0, 3)
+    last = [n for n in regions(lowered.model) if attributes_of(n).get("activation") == "relu"]
+    assert len(last) == 1
+    turned = next(i for i in lowered.model.graph.initializer if i.name == last[0].input[1])
+    original = next(numpy_helper.to_array(i) for i in model.graph.initializer if i.name == "last")
+    np.testing.assert_array_equal(numpy_helper.to_array(turned), original.T.astype(np.float16))
+    check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
