@@ -12,6 +12,9 @@ waves: all engines of a wave are built side by side, then each is timed with the
     kept, plain_mem_mb, stof_mem_mb, build_s, err_plain, err_stof (relative to the largest value), mask_bytes (in the
     engine), dense_mask_bytes, kernel, layers_us and plain_layers_us (with --layers-table)
 
+With `--tune-budget` the fused regions of each size are searched first, and each case has a second line with `fusion`:
+`stof_ms` is the engine with regions then, `attention_ms` that without, `gain` the quotient.
+
 `tactic_sources` is what STOF_TRT_TACTICS restricts both engines to.
 """
 
@@ -33,9 +36,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from rich.console import Console
 from stof_onnx import pipeline
-from stof_onnx.options import DimRange, EngineWishes, OptimizeOptions
+from stof_onnx.options import DimRange, EngineWishes, FusionWishes, OptimizeOptions
 from stof_onnx.progress import Progress
+from stof_onnx.summary import print_report
 from stof_onnx.trt import availability, choose, cuda, turns
 from stof_onnx.trt.build import BuildOptions, BuiltEngine, tactic_sources
 from stof_onnx.trt.engine_step import find_plugin_library
@@ -87,9 +92,27 @@ def prepare(case: Case, arguments: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     source, portable = folder / "encoder.onnx", folder / "encoder.stof.onnx"
     onnx.save(build_encoder(case.spec(arguments.seed), make_mask(case.kind, case.seq)), str(source))
-    wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False))
+    fusion = FusionWishes(plan=plan_of(case, arguments) if arguments.tune_budget else None)
+    wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False), fusion=fusion)
     report = pipeline.optimize(source, portable, wishes, Progress())
     assert report.replaced == case.layers, report.refused
+
+
+def plan_of(case: Case, arguments: argparse.Namespace) -> Path:
+    """The plan for the fused regions of all cases of this size: masks have no part in it."""
+    return Path(arguments.work) / f"plan-{'x'.join(map(str, case.size))}.json"
+
+
+def tune(case: Case, arguments: argparse.Namespace) -> None:
+    """Searches the fused regions of the case's size. Runs in a process of its own that has the GPU."""
+    folder = Path(arguments.work) / "tuned"
+    folder.mkdir(exist_ok=True)
+    source = folder / "encoder.onnx"
+    onnx.save(build_encoder(case.spec(arguments.seed), make_mask(case.kind, case.seq)), str(source))
+    fusion = FusionWishes(True, arguments.tune_budget, plan_of(case, arguments))
+    engine = EngineWishes(wanted=False, precision=arguments.precision, timing_cache=arguments.timing_cache)
+    options = OptimizeOptions(verify=False, engine=engine, fusion=fusion)
+    print_report(pipeline.optimize(source, folder / "encoder.stof.onnx", options, Progress()), Console(width=200))
 
 
 def refer(case: Case, arguments: argparse.Namespace) -> list[dict[str, np.ndarray]]:
@@ -163,10 +186,12 @@ class Wave:
             try:
                 self.prepared[case].result()  # says what went wrong first
                 plain, outputs = self.plain[owner].result(), self.expected[case].result()
-                line = _settled(case, owner, plain, stof[case].result(), outputs, arguments)
+                lines = _settled(case, owner, plain, stof[case].result(), outputs, arguments)
             except Exception as error:  # the next case may still run
-                line = {"mask": case.kind, "B": case.batch, "S": case.seq, "failed": f"{type(error).__name__}: {error}"}
-            yield line | {"timing_s": round(time.monotonic() - begun, 1)}
+                failed = f"{type(error).__name__}: {error}"
+                lines = [{"mask": case.kind, "B": case.batch, "S": case.seq, "failed": failed}]
+            for line in lines:
+                yield line | {"timing_s": round(time.monotonic() - begun, 1)}
 
 
 def _settled(
@@ -176,7 +201,8 @@ def _settled(
     stof: choose.Candidate,
     expected: list[dict[str, np.ndarray]],
     arguments: argparse.Namespace,
-) -> dict[str, object]:
+) -> list[dict[str, object]]:
+    """A line for the engine with attentions, and one with `fusion` for that with fused regions, where it was built."""
     if plain.timing is None and owner != case:  # its outputs are those of another mask
         plain = choose.Candidate("plain", problem=plain.problem)
     found = choose.Race(plain, stof)
@@ -189,6 +215,29 @@ def _settled(
             line[name] = {n[:160]: round(t, 1) for n, t in longest if t > 0}
     if stof.engine is not None:
         stof.engine = BuiltEngine(b"", stof.engine.seconds)
+    return [line] if found.fused is None else [line, line | _fused(found, found.fused, arguments)]
+
+
+def _fused(found: choose.Race, fused: choose.Candidate, arguments: argparse.Namespace) -> dict[str, object]:
+    """What differs in the line of the engine with fused regions: `stof_ms` is its time, `attention_ms` that without."""
+    plain, attention = found.plain.timing, found.stof.timing
+    line: dict[str, object] = {
+        "fusion": True,
+        "stof_ms": fused.timing and round(fused.timing.median, 4),
+        "attention_ms": attention and round(attention.median, 4),
+        "gain": attention and fused.timing and round(attention.median / fused.timing.median, 3),
+        "speedup": plain and fused.timing and round(plain.median / fused.timing.median, 3),
+        "cuda_graph": bool(fused.timing and fused.timing.graph),
+        "stof_mem_mb": round(fused.memory / 2**20, 1),
+        "stof_engine_mb": fused.engine and round(len(fused.engine.data) / 2**20, 1),
+        "build_s": [c.engine and round(c.engine.seconds, 1) for c in (found.plain, fused)],
+        "err_stof": fused.error and fused.error.relative,
+        "regions": [[r.template, r.config, r.reason] for r in fused.lowered.regions] if fused.lowered else [],
+        "problems": [fused.problem] if fused.problem else [],
+    }
+    if arguments.layers_table:
+        longest = sorted(fused.layers.items(), key=lambda item: -item[1])[:20]
+        line["layers_us"] = {n[:160]: round(t, 1) for n, t in longest if t > 0}
     return line
 
 
@@ -267,6 +316,9 @@ def main() -> None:
         help="build the plain engine of each size with its first mask only (`plain_mask`): it adds whatever mask alike",
     )
     parser.add_argument("--half-io", action="store_true", help="float16 inputs and outputs, as torch.compile's here")
+    parser.add_argument(
+        "--tune-budget", type=float, metavar="SECONDS", help="a size: fused regions, a second line a case"
+    )
     parser.add_argument("--embed", action=argparse.BooleanOptionalAction, default=True, help="the plugin library")
     parser.add_argument("--jobs", type=int, default=1, help="engines built side by side; 1 gives the best tactics")
     parser.add_argument("--wave", type=int, default=1, help="cases whose engines are built before any is timed")
@@ -285,6 +337,8 @@ def main() -> None:
         ProcessPoolExecutor(arguments.jobs, context) as builders,
         ProcessPoolExecutor(_HELPERS, context) as helpers,
     ):
+        for case in {case.size: case for case in reversed(cases)}.values() if arguments.tune_budget else ():
+            builders.submit(tune, case, arguments).result()
         wave = Wave(builders, helpers, arguments)
         wave.ahead(cases)
         for first in range(0, len(cases), arguments.wave):

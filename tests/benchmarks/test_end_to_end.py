@@ -12,14 +12,17 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+from stof_onnx.fusion.search import Measurement
+from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.kernels.select import Device
-from stof_onnx.trt import availability, choose, cuda
+from stof_onnx.trt import availability, choose, cuda, fusion_step, region_nodes
 from stof_onnx.trt.build import BuildOptions, BuiltEngine
 from stof_onnx.trt.session import Timing
 from stof_onnx.verify.session import Runner
 
 from benchmarks import end_to_end
 from benchmarks.end_to_end import Case, Wave
+from tests.trt.region_reference import as_text
 
 BUILDS: list[str] = []
 MODELS: dict[tuple[int, ...], Runner] = {}  # plain ones by the shape of their input
@@ -82,6 +85,7 @@ def arguments(tmp_path, monkeypatch):
         layers_table=True,
         embed=True,
         half_io=False,
+        tune_budget=None,
     )
 
 
@@ -96,6 +100,22 @@ def test_each_case_has_its_engines(arguments):
         assert line["mask_bytes"] > 0 and line["problems"] == []
         json.dumps(line)
         assert line["err_stof"] == line["err_plain"] < 1e-5, "against the first batch entry alone"
+
+
+def test_fused_regions_have_a_line_of_their_own(arguments, monkeypatch):
+    monkeypatch.setenv("STOF_CACHE_DIR", arguments.work)
+    monkeypatch.setattr(Roofline, "left", lambda self, piece: Measurement(1e4 * len(piece)))
+    monkeypatch.setattr(region_nodes, "_compile", as_text)
+    monkeypatch.setattr(fusion_step, "_timer", lambda options: Roofline())
+    arguments.tune_budget = 9.0
+    case = Case.parse("causal:2x128", 2)
+    end_to_end.tune(case, arguments)
+    lines = list(Wave(Here(), Here(), arguments).run([case]))
+    assert [line["fusion"] for line in lines] == [False, True]
+    assert BUILDS == ["plain", "stof", "stof"]
+    assert (lines[1]["stof_ms"], lines[1]["attention_ms"], lines[1]["gain"]) == (2.0, 2.0, 1.0)
+    assert len(lines[1]["regions"]) >= 8 and all(template for template, _, _ in lines[1]["regions"])
+    json.dumps(lines)
 
 
 def test_one_plain_engine_a_size(arguments):
