@@ -112,6 +112,8 @@ class LoadedProgram:
                 number = outputs[int(number)]
             elif arg.kind is ArgKind.WORKSPACE:
                 number = workspace + number
+            if arg.kind is ArgKind.INT32 and not -(1 << 31) <= number < 1 << 31:
+                raise StofError(f"the inputs are too large: {number} does not fit 32 bits", "cubin program")
             values.append(number)
             types.append(_CTYPES[arg.kind])
         return values, types

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stof_onnx.errors import StofError
-from stof_onnx.kernels.cubin_expr import binary, constant, size
+from stof_onnx.kernels.cubin_expr import Expr, binary, constant, size
 from stof_onnx.kernels.cubin_program import FORMAT, MAGIC, ArgKind, KernelImage, fnv1a
 from stof_onnx.kernels.triton_rows import RowConfig, cache, compile_program, compile_programs, configurations
 from stof_onnx.kernels.triton_rows.build import compile_kernels
@@ -64,6 +64,10 @@ def test_every_architecture_compiles_without_a_gpu(filled: Path, no_compiling: N
     launch = program.launches[0]
     shapes = [(5, 7, 768), (5, 7, 768), (768,), (768,)]
     assert [axis.evaluate(shapes) for axis in launch.grid] == [-(-35 // CONFIG.rows), 1, 1]
+    rows = launch.args[-1].value
+    assert isinstance(rows, Expr) and rows.evaluate(shapes) == 35
+    most = (1 << 31) - CONFIG.rows
+    assert rows.evaluate([(1, most, 768)]) == most and rows.evaluate([(1, most + 1, 768)]) >= 1 << 32
     assert [arg.kind for arg in launch.args] == [ArgKind.INPUT] * 4 + [ArgKind.OUTPUT] * 2 + [ArgKind.INT32]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stof_onnx.errors import StofError
-from stof_onnx.kernels.cubin_expr import Expr, constant, size
+from stof_onnx.kernels.cubin_expr import Expr, binary, constant, size
 from stof_onnx.kernels.cubin_program import Arg, ArgKind, CubinProgram, KernelImage, Launch, Tensor
 from stof_onnx.kernels.triton_rows.build import compile_kernels
 from stof_onnx.kernels.triton_rows.cache import KernelCache
@@ -103,11 +103,17 @@ def assemble(
                 args=(
                     *(Arg(ArgKind.INPUT, i) for i in range(len(program.inputs))),
                     *(Arg(ArgKind.OUTPUT, i) for i in range(len(program.outputs))),
-                    Arg(ArgKind.INT32, rows),
+                    Arg(ArgKind.INT32, _bounded(rows, config)),
                 ),
             ),
         ),
     )
+
+
+def _bounded(rows: Expr, config: RowConfig) -> Expr:
+    """`rows`, or a number beyond 32 bits, which is refused, where the index of a thread block's last row is."""
+    most = (1 << 31) - config.rows
+    return rows + (binary("max", rows, most) - most) * (1 << 32)
 
 
 def _dims(program: RowProgram, kind: Kind, leading: Sequence[Expr | None]) -> tuple[Expr | None, ...]:
