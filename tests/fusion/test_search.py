@@ -220,3 +220,13 @@ def test_a_guide_saves_measurements_and_decides_nothing(block: Block, seed: int)
     assert _true_time(block, timer, misled) <= space.total({})
     for dropped in (r for p in misled.blocks.values() for r in p.regions if r.kept):
         assert dropped.left_us is not None and dropped.fused_us is not None and dropped.fused_us < dropped.left_us
+
+
+def test_it_says_how_far_it_is(block: Block) -> None:
+    said: list[tuple[str, float]] = []
+    search(
+        [block], Synthetic(2), "fp16", SearchOptions(budget=9.0), watch=lambda text, share: said.append((text, share))
+    )
+    assert said[0] == ("block 1 of 1", 0.0) and said[-1][0] == "configurations"
+    assert any("us of" in text and "s left" in text for text, _ in said)
+    assert [share for _, share in said] == sorted(share for _, share in said)

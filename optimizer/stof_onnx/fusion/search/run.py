@@ -69,10 +69,11 @@ def search(
             space = BlockSpace(block, ledger, counts[key])
             stages[key] = Stage1(space, rng, options.first_samples, options.least_gain, guide)
             if watch:
-                watch(f"stage 1, block {number + 1} of {len(kinds)}", ledger.seconds / options.budget)
+                stages[key].tell = _teller(watch, ledger, f"block {number + 1} of {len(kinds)}")
+                watch(f"block {number + 1} of {len(kinds)}", ledger.seconds / ledger.budget)
             stages[key].run()
         if watch:
-            watch("stage 2", ledger.seconds / options.budget)
+            watch("configurations", ledger.seconds / ledger.budget)
         _stage2(stages, ledger, options, rng)
     except (BudgetSpent, KeyboardInterrupt):
         complete = False
@@ -89,6 +90,14 @@ def search(
         complete=complete,
         notes=tuple(sorted(set(ledger.problems.values()))),
     )
+
+
+def _teller(watch: Watch, ledger: Ledger, block: str) -> Callable[[float, float], None]:
+    def tell(bare: float, now: float) -> None:
+        left = max(0.0, ledger.budget - ledger.seconds)
+        watch(f"{block}: {now:.0f} us of {bare:.0f}, {left:.0f} s left", ledger.seconds / ledger.budget)
+
+    return tell
 
 
 def _stage2(stages: dict[str, Stage1], ledger: Ledger, options: SearchOptions, rng: random.Random) -> None:

@@ -10,7 +10,7 @@ more than `least_gain` and is rolled back otherwise.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from stof_onnx.fusion.scheme import Span
@@ -45,6 +45,7 @@ class Stage1:
         least_gain: microseconds.
         state: the choice so far.
         guide: predicts times: moves other than drops are not timed where it sees a loss of more than `_HOPELESS`.
+        tell: called after each trial with the block's microseconds without regions and as they are now.
         trials: every move that was timed.
         tried: the regions in them.
     """
@@ -54,6 +55,7 @@ class Stage1:
     samples: int = 2
     least_gain: float = 0.0
     guide: Timer | None = None
+    tell: Callable[[float, float], None] = lambda bare, now: None
     state: State = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
     tried: set[Span] = field(default_factory=set)
@@ -103,6 +105,7 @@ class Stage1:
             gain = before - self.space.total(after)
             kept = gain > self.least_gain
             self.trials.append(Trial(move, tuple(sorted(self.state)), tuple(sorted(after)), gain, kept))
+            self.tell(self.space.known({}), before - max(gain, 0.0))
             if kept:
                 changed = [*(s for s in self.state if s not in after), *(s for s in after if s not in self.state)]
                 self.state = after
