@@ -176,7 +176,7 @@ class CubinRegion final : public RegionCore {
       if (inputs[i].rank != program_.inputs[i].rank)
         return fail(error, size, "input %d has rank %d instead of %d", i, inputs[i].rank, program_.inputs[i].rank);
     }
-    if (!evaluate_nodes(program_, inputs, plan.values)) return fail(error, size, "sizes of the program overflow or divide by 0");
+    if (!evaluate_nodes(program_, inputs, plan.values)) return fail(error, size, "the inputs are too large: sizes overflow (or divide by 0)");
     for (int32_t i = 0; i < n; ++i)
       for (int32_t axis = 0; axis < inputs[i].rank; ++axis) {
         const int64_t found = inputs[i].dims[axis];
