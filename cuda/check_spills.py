@@ -1,7 +1,7 @@
-"""Fails when a hot kernel spills registers: `python cuda/check_spills.py [--arch 80 --arch 90a]`.
+"""Fails when a hot kernel spills registers or runs its products one by one: `python cuda/check_spills.py [--arch 90a]`.
 
-Compiles the files that hold hot instances for each architecture and reads ptxas' resource report. General and fp32
-instances may spill a few bytes; those of the files below may not.
+Compiles the files that hold hot instances for each architecture and reads ptxas' report. General and fp32 instances may
+spill a few bytes; those of the files below may not.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ REPORT = re.compile(
     r".*?Used (?P<registers>\d+) registers",
     re.DOTALL,
 )
+SERIALISED = re.compile(r"wgmma\.mma_async instructions are serialized.*")
 
 
-def reports(source: Path, arch: str) -> list[re.Match[str]]:
-    """ptxas' report of each kernel in `source`."""
+def reports(source: Path, arch: str) -> tuple[list[re.Match[str]], list[str]]:
+    """ptxas' report of each kernel in `source`, and its warnings of serialised products."""
     root = Path(__file__).parent
     with tempfile.TemporaryDirectory() as directory:
         command = ["nvcc", "-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas=-v", "-cubin"]
@@ -34,10 +35,11 @@ def reports(source: Path, arch: str) -> list[re.Match[str]]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{source.name} does not compile for sm_{arch}:\n{done.stderr}")
-    found = list(REPORT.finditer(done.stderr + done.stdout))
+    output = done.stderr + done.stdout
+    found = list(REPORT.finditer(output))
     if not found:
         sys.exit(f"ptxas reported no kernel in {source.name} for sm_{arch}: has its report changed?")
-    return found
+    return found, SERIALISED.findall(output)
 
 
 def demangled(name: str) -> str:
@@ -54,17 +56,20 @@ def main() -> int:
         for pattern in HOT[arch]
         for path in sorted(sources.glob(pattern))
     ]
-    spilled = kernels = 0
+    spilled = kernels = serialised = 0
     with ThreadPoolExecutor(2) as pool:
-        for (path, arch), found in zip(jobs, pool.map(lambda job: reports(*job), jobs), strict=True):
+        for (path, arch), (found, warnings) in zip(jobs, pool.map(lambda job: reports(*job), jobs), strict=True):
+            serialised += len(warnings)
+            for warning in warnings:
+                print(f"sm_{arch} {path.name}: {warning}")
             for report in found:
                 kernels += 1
                 if int(report["stores"]) or int(report["loads"]):
                     spilled += 1
                     print(f"sm_{arch} {path.name}: {report['stores']} + {report['loads']} bytes of spills, "
                           f"{report['registers']} registers: {demangled(report['name'])}")  # fmt: skip
-    print(f"{kernels} hot kernels, {spilled} with spills")
-    return 1 if spilled else 0
+    print(f"{kernels} hot kernels, {spilled} with spills, {serialised} with serialised products")
+    return 1 if spilled or serialised else 0
 
 
 if __name__ == "__main__":

@@ -39,22 +39,33 @@ cudaError_t launch(const Args& args, int blocks, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+// Whether a mask's tiles have an instance for the larger head size: two bands with keys by 64; three for small heads; keys by 128 for
+// middle ones.
+constexpr bool has_instance(int dim, int rows, int keys) {
+  const int bands = rows % sm90::kBand == 0 ? rows / sm90::kBand : 0;
+  return (bands == 2 && keys == 64) || (bands == 3 && keys == 64 && dim <= 64) ||
+         (bands == 2 && keys == 128 && dim > 64 && dim <= 128);
+}
+
 template <class Element, int kDim>
-cudaError_t launch_dim(const Args& args, int warpgroups, int blocks, cudaStream_t stream) {
-  if constexpr (kDim <= 64) {
-    if (warpgroups == 3) return launch<sm90::Config<Element, kDim, 3>>(args, blocks, stream);
+cudaError_t launch_dim(const Args& args, const MaskView& mask, int blocks, cudaStream_t stream) {
+  if constexpr (has_instance(kDim, 192, 64)) {
+    if (mask.tile_m == 192) return launch<sm90::Config<Element, kDim, 3, 64>>(args, blocks, stream);
   }
-  return warpgroups == 2 ? launch<sm90::Config<Element, kDim, 2>>(args, blocks, stream) : cudaErrorInvalidValue;
+  if constexpr (has_instance(kDim, 128, 128)) {
+    if (mask.tile_n == 128) return launch<sm90::Config<Element, kDim, 2, 128>>(args, blocks, stream);
+  }
+  return launch<sm90::Config<Element, kDim, 2, 64>>(args, blocks, stream);
 }
 
 template <class Element>
-cudaError_t launch_type(const Args& args, int dim, int warpgroups, int blocks, cudaStream_t stream) {
-  if (dim <= 32) return launch_dim<Element, 32>(args, warpgroups, blocks, stream);
-  if (dim <= 64) return launch_dim<Element, 64>(args, warpgroups, blocks, stream);
-  if (dim <= 96) return launch_dim<Element, 96>(args, warpgroups, blocks, stream);
-  if (dim <= 128) return launch_dim<Element, 128>(args, warpgroups, blocks, stream);
-  if (dim <= 192) return launch_dim<Element, 192>(args, warpgroups, blocks, stream);
-  return launch_dim<Element, 256>(args, warpgroups, blocks, stream);
+cudaError_t launch_type(const Args& args, const MaskView& mask, int dim, int blocks, cudaStream_t stream) {
+  if (dim <= 32) return launch_dim<Element, 32>(args, mask, blocks, stream);
+  if (dim <= 64) return launch_dim<Element, 64>(args, mask, blocks, stream);
+  if (dim <= 96) return launch_dim<Element, 96>(args, mask, blocks, stream);
+  if (dim <= 128) return launch_dim<Element, 128>(args, mask, blocks, stream);
+  if (dim <= 192) return launch_dim<Element, 192>(args, mask, blocks, stream);
+  return launch_dim<Element, 256>(args, mask, blocks, stream);
 }
 
 bool aligned(const TensorView& view) {
@@ -80,11 +91,9 @@ const char* attention_block_sm90_unsupported(const AttentionParams& p) {
   if (p.dim < 8 || p.dim > 256 || p.dim % 8 != 0 || p.v_dim < 8 || p.v_dim > 256 || p.v_dim % 8 != 0) {
     return "the Hopper kernel takes head sizes up to 256 that are multiples of 8";
   }
-  if (p.mask.tile_n != sm90::kKeys || (p.mask.tile_m != 2 * sm90::kBand && p.mask.tile_m != 3 * sm90::kBand)) {
-    return "the Hopper kernel takes masks lowered to groups of two or three bands of 64 rows";
-  }
-  if (p.mask.tile_m != 2 * sm90::kBand && std::max(p.dim, p.v_dim) > 64) {
-    return "the Hopper kernel groups three bands only for head sizes up to 64";
+  if (!has_instance(std::max(p.dim, p.v_dim), p.mask.tile_m, p.mask.tile_n)) {
+    return "the Hopper kernel takes masks lowered to groups of two bands of 64 rows and 64 keys a tile, of three for head sizes up to "
+           "64, or of two and 128 keys for head sizes from 72 to 128";
   }
   if (p.mask.split_rows < 0 || p.mask.split_rows > p.mask.rows) return "split_rows is out of range";
   if (p.batch < 1 || p.heads < 1 || p.kv_heads < 1 || p.heads % p.kv_heads != 0 || p.seq_q < 1 || p.seq_kv < 1) {
@@ -109,8 +118,8 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
   if (encode_tiled() == nullptr) return cudaErrorNotSupported;
   Args args;
   if (!make_map(&args.q, p, p.q, p.dim, p.seq_q, p.heads, sm90::kBand) ||
-      !make_map(&args.k, p, p.k, p.dim, p.seq_kv, p.kv_heads, sm90::kKeys) ||
-      !make_map(&args.v, p, p.v, p.v_dim, p.seq_kv, p.kv_heads, sm90::kKeys) ||
+      !make_map(&args.k, p, p.k, p.dim, p.seq_kv, p.kv_heads, p.mask.tile_n) ||
+      !make_map(&args.v, p, p.v, p.v_dim, p.seq_kv, p.kv_heads, p.mask.tile_n) ||
       !make_map(&args.o, p, p.o, p.v_dim, p.seq_q, p.heads, 16)) {
     return cudaErrorInvalidValue;
   }
@@ -164,8 +173,8 @@ cudaError_t attention_block_sm90(const AttentionParams& p, cudaStream_t stream) 
     error = cudaMemsetAsync(args.counter, 0, sizeof(int), stream);
     if (error != cudaSuccess) return error;
   }
-  return p.dtype == DType::kF16 ? launch_type<__half>(args, dim, warpgroups, blocks, stream)
-                                : launch_type<__nv_bfloat16>(args, dim, warpgroups, blocks, stream);
+  return p.dtype == DType::kF16 ? launch_type<__half>(args, m, dim, blocks, stream)
+                                : launch_type<__nv_bfloat16>(args, m, dim, blocks, stream);
 }
 
 }  // namespace stof

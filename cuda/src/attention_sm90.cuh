@@ -1,17 +1,18 @@
 // Block-wise attention forward for Hopper: TMA loads, WGMMA products, warp-specialised, persistent.
 //
 // A work item is (batch, head, row group). A group holds up to kWarpgroups neighbouring bands of 64 query rows, one a
-// consumer warpgroup, and one list of 64-wide key tiles: the union of the bands' own lists. Every tile of it is loaded once
+// consumer warpgroup, and one list of key tiles (64 or 128 wide): the union of the bands' own lists. Every tile of it is loaded once
 // into a ring in shared memory; a 2-bit code per band says whether that warpgroup skips it, takes it whole, or tests
 // its bitmap. A group may instead be one single band with a long list ("split"): then all warpgroups hold the same rows, take
 // the tiles in turn and add up their results at the end.
 //
 // The producer warp runs ahead of the consumers by the depth of the ring, across items. The lowered mask (lower_mask.py):
-//   row_order[g]     first band | bands << 20 | split << 23; groups lie in the order in which they are to be run
+//   row_order[g]     first band | bands << 20 | split << 23 | even << 24; groups lie in the order in which they are to be run
 //   *_row_ptr        indexed by g
 //   full_col_idx     key tile, full for every band of the group
 //   part_col_idx     key tile | codes << 24, two bits a band: 0 skip, 1 full, 2 part
-//   bitmap           per part entry and band 4 x 32 words: lane l of warp w applies bit e to its accumulator e
+//   bitmap           per part entry, band, warp of it and 64 keys 32 words: lane l applies bit e to its accumulator e
+// "even" says that every tile of the list counts for all warpgroups.
 #pragma once
 #include <cstdint>
 #include <cuda.h>
@@ -25,10 +26,9 @@
 
 namespace stof::sm90 {
 
-constexpr int kBand = 64;    // query rows of a warpgroup
-constexpr int kKeys = 64;    // keys of a tile
+constexpr int kBand = 64;     // query rows of a warpgroup
 constexpr int kColumns = 64;  // head elements of a shared-memory tile: rows of 128 bytes
-constexpr int kTileBytes = kKeys * kColumns * 2;
+constexpr int kRowBytes = 2 * kColumns;
 constexpr int kCodeShift = 24;
 constexpr uint32_t kColumnMask = (1u << kCodeShift) - 1;
 constexpr int kSharedLimit = 227 * 1024;
@@ -46,25 +46,32 @@ struct Args {
   float empty_value;         // what a row without keys yields
 };
 
-template <class Element_, int kDim_, int kWarpgroups_>
+template <class Element_, int kDim_, int kWarpgroups_, int kKeys_>
 struct Config {
   using Element = Element_;
-  static constexpr int kDim = kDim_;  // both head sizes, rounded up; the tensor maps zero-fill
+  static constexpr int kKeys = kKeys_;  // of a tile: 64 or 128
+  static constexpr int kDim = kDim_;    // both head sizes, rounded up; the tensor maps zero-fill
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kTiles = (kDim + kColumns - 1) / kColumns;
-  static constexpr bool kQueryInRegisters = kDim <= 128;
+  static constexpr bool kQueryInRegisters = kDim <= 128 && kKeys == 64;
+  // Two warpgroups with equal lists issue their products in turn, each beside the other's softmax.
+  static constexpr bool kInTurn = kKeys == 128;
+  static_assert(!kInTurn || kWarpgroups == 2);
+  // Where there are few stages, keys and values are given back apart; else one pair of barriers does for both.
+  static constexpr bool kSplitStages = kKeys == 128 || kDim > 64;
   static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
-  // Q in registers frees its buffer at once; otherwise a second one lets the producer run on into the next item.
-  static constexpr int kQueryStages = kQueryInRegisters || kShareQueryOutput ? 1 : 2;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 240;
-  static constexpr int kBandBytes = kTiles * kBand * kColumns * 2;
+  static constexpr int kBandTileBytes = kBand * kRowBytes;
+  static constexpr int kBandBytes = kTiles * kBandTileBytes;
+  static constexpr int kTileBytes = kKeys * kRowBytes;
   static constexpr int kStageBytes = kTiles * kTileBytes;  // K or V
-  static constexpr int kBitmapBytes = kWarpgroups * 512;
+  static constexpr int kBandBits = kBand * kKeys / 8;      // bytes
+  static constexpr int kBitmapBytes = kWarpgroups * kBandBits;
 
   static constexpr int kQueryAt = 0;
-  static constexpr int kOutputAt = kShareQueryOutput ? 0 : kQueryStages * kWarpgroups * kBandBytes;
+  static constexpr int kOutputAt = kShareQueryOutput ? 0 : kWarpgroups * kBandBytes;
   static constexpr int kKeyAt = kOutputAt + kWarpgroups * kBandBytes;
   static constexpr int kFixedBytes = kKeyAt + 2048 + 512 + 1024;  // statistics, barriers and headers, alignment
   static constexpr int kStages = [] {
@@ -74,12 +81,14 @@ struct Config {
   static constexpr int kValueAt = kKeyAt + kStages * kStageBytes;
   static constexpr int kBitmapAt = kValueAt + kStages * kStageBytes;
   static constexpr int kStatisticsAt = kBitmapAt + kStages * kBitmapBytes;
-  static constexpr int kFullAt = kStatisticsAt + 2048;
-  static constexpr int kEmptyAt = kFullAt + 8 * kStages;
-  static constexpr int kQueryFullAt = kEmptyAt + 8 * kStages;
-  static constexpr int kQueryEmptyAt = kQueryFullAt + 16;
-  static constexpr int kHeaderAt = kQueryEmptyAt + 16;         // 8 words each
-  static constexpr int kInfoAt = kHeaderAt + 64;               // a word a stage
+  static constexpr int kKeyFullAt = kStatisticsAt + 2048;
+  static constexpr int kKeyEmptyAt = kKeyFullAt + 8 * kStages;
+  static constexpr int kValueFullAt = kKeyFullAt + (kSplitStages ? 16 * kStages : 0);
+  static constexpr int kValueEmptyAt = kKeyEmptyAt + (kSplitStages ? 16 * kStages : 0);
+  static constexpr int kQueryFullAt = kValueEmptyAt + 8 * kStages;
+  static constexpr int kQueryEmptyAt = kQueryFullAt + 8;
+  static constexpr int kHeaderAt = kQueryEmptyAt + 8;          // 8 words
+  static constexpr int kInfoAt = kHeaderAt + 32;               // a word a stage
   static constexpr int kSharedBytes = kInfoAt + 4 * kStages + 1024;
   static_assert(kStages >= 2 && kSharedBytes <= kSharedLimit);
 };
@@ -112,7 +121,7 @@ struct Item {
 };
 
 // Split groups (long lists) of all heads come first; the rest in chunks of heads whose K and V fit the L2 cache, and within a
-// chunk group by group, longest first.
+// chunk group by group, longest first. A chunk of fewer heads leads: at the end its long groups would have nothing beside them.
 __device__ __forceinline__ Item decode_item(const Args& a, int index) {
   int long_items = a.batch * a.heads * a.split_groups;
   int pair, group;
@@ -121,10 +130,14 @@ __device__ __forceinline__ Item decode_item(const Args& a, int index) {
     group = index - pair * a.split_groups;
   } else {
     index -= long_items;
-    int groups = a.groups - a.split_groups;
-    int chunk = index / (a.heads_per_chunk * groups);
-    int first = chunk * a.heads_per_chunk;
-    int width = min(a.heads_per_chunk, a.batch * a.heads - first);
+    const int groups = a.groups - a.split_groups;
+    int width = a.batch * a.heads % a.heads_per_chunk;
+    int first = 0;
+    if (index >= width * groups) {
+      first = width;
+      width = a.heads_per_chunk;
+      first += (index - first * groups) / (width * groups) * width;
+    }
     index -= first * groups;
     group = index / width;
     pair = first + index - group * width;
@@ -138,7 +151,7 @@ template <class C>
 __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
   const int lane = threadIdx.x % 32;
   Ring<C::kStages> ring;
-  Ring<C::kQueryStages> query;
+  Ring<1> query;
   int round = 0;
   int index = blockIdx.x;
   for (;;) {
@@ -155,19 +168,20 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
     const int band = order & 0xfffff;
     const int bands = min((order >> 20) & 7, C::kWarpgroups);
     const bool split = (order >> 23) & 1;
+    const bool even = C::kInTurn && (order >> 24 & 1) != 0 && bands == C::kWarpgroups && !split;
     const int count = full_count + part_count;
     const int keys = a.kv_length == nullptr ? a.seq_kv : clamp_index(a.kv_length[item.batch_index], 0, a.seq_kv);
     if (bands > 0 && band * kBand < a.seq_q) {
-      barrier_wait(shared + C::kQueryEmptyAt + 8 * query.stage, query.phase ^ 1);
+      barrier_wait(shared + C::kQueryEmptyAt, query.phase ^ 1);
       if (lane == 0) {
-        const uint32_t header = shared + C::kHeaderAt + 32 * query.stage;
-        shared_write4(header, make_int4(count, band, bands | (split ? 8 : 0), item.head));
+        const uint32_t header = shared + C::kHeaderAt;
+        shared_write4(header, make_int4(count, band, bands | (split ? 8 : 0) | (even ? 16 : 0), item.head));
         shared_write4(header + 16, make_int4(item.batch_index, keys, 0, 0));
-        const uint32_t full = shared + C::kQueryFullAt + 8 * query.stage;
+        const uint32_t full = shared + C::kQueryFullAt;
         barrier_arrive_expect(full, C::kWarpgroups * C::kBandBytes);
         for (int w = 0; w < C::kWarpgroups; ++w) {
           for (int c = 0; c < C::kTiles; ++c) {
-            tma_load(shared + C::kQueryAt + (query.stage * C::kWarpgroups + w) * C::kBandBytes + c * kTileBytes, &a.q, full, c * kColumns,
+            tma_load(shared + C::kQueryAt + w * C::kBandBytes + c * C::kBandTileBytes, &a.q, full, c * kColumns,
                      (band + (split ? 0 : w)) * kBand, item.head, item.batch_index);
           }
         }
@@ -193,28 +207,42 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
             codes = (codes & 3) << (2 * turn);
             turn = turn + 1 == C::kWarpgroups ? 0 : turn + 1;
           }
-          if (column * kKeys >= keys) codes = 0;
-          barrier_wait(shared + C::kEmptyAt + 8 * ring.stage, ring.phase ^ 1);
+          if (column >= (keys + C::kKeys - 1) / C::kKeys) codes = 0;
+          if (even && ((codes | codes >> 1) & 5) != 5) codes = 0;  // whatever the arrays hold, these warpgroups stay in step
+          const bool part = codes & 0xaau;
+          barrier_wait(shared + C::kKeyEmptyAt + 8 * ring.stage, ring.phase ^ 1);
           if (lane == 0) {
-            const uint32_t full = shared + C::kFullAt + 8 * ring.stage;
+            const uint32_t full = shared + C::kKeyFullAt + 8 * ring.stage;
             shared_write(shared + C::kInfoAt + 4 * ring.stage, column | codes << kCodeShift);
             if (codes == 0) {
               barrier_arrive(full);
             } else {
-              const bool part = codes & 0xaau;
-              barrier_arrive_expect(full, 2 * C::kStageBytes + (part ? C::kBitmapBytes : 0));
+              barrier_arrive_expect(full, (C::kSplitStages ? 1 : 2) * C::kStageBytes + (part ? C::kBitmapBytes : 0));
               for (int c = 0; c < C::kTiles; ++c) {
-                tma_load(shared + C::kKeyAt + ring.stage * C::kStageBytes + c * kTileBytes, &a.k, full, c * kColumns,
-                         column * kKeys, kv_head, item.batch_index);
+                tma_load(shared + C::kKeyAt + ring.stage * C::kStageBytes + c * C::kTileBytes, &a.k, full, c * kColumns,
+                         column * C::kKeys, kv_head, item.batch_index);
               }
               if (part) {
                 const int64_t tile = part_first + first + i - full_count;
                 bulk_load(shared + C::kBitmapAt + ring.stage * C::kBitmapBytes,
                           a.bitmap + tile * (C::kBitmapBytes / 4), C::kBitmapBytes, full);
               }
+            }
+          }
+          if constexpr (C::kSplitStages) barrier_wait(shared + C::kValueEmptyAt + 8 * ring.stage, ring.phase ^ 1);
+          if (lane == 0) {
+            const uint32_t full = shared + C::kValueFullAt + 8 * ring.stage;
+            if constexpr (C::kSplitStages) {
+              if (codes == 0) {
+                barrier_arrive(full);
+              } else {
+                barrier_arrive_expect(full, C::kStageBytes);
+              }
+            }
+            if (codes != 0) {
               for (int c = 0; c < C::kTiles; ++c) {
-                tma_load(shared + C::kValueAt + ring.stage * C::kStageBytes + c * kTileBytes, &a.v, full, c * kColumns,
-                         column * kKeys, kv_head, item.batch_index);
+                tma_load(shared + C::kValueAt + ring.stage * C::kStageBytes + c * C::kTileBytes, &a.v, full, c * kColumns,
+                         column * C::kKeys, kv_head, item.batch_index);
               }
             }
           }
@@ -232,38 +260,39 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
       index = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     }
   }
-  barrier_wait(shared + C::kQueryEmptyAt + 8 * query.stage, query.phase ^ 1);
+  barrier_wait(shared + C::kQueryEmptyAt, query.phase ^ 1);
   if (lane == 0) {
-    shared_write4(shared + C::kHeaderAt + 32 * query.stage, make_int4(-1, 0, 0, 0));
-    barrier_arrive(shared + C::kQueryFullAt + 8 * query.stage);
+    shared_write4(shared + C::kHeaderAt, make_int4(-1, 0, 0, 0));
+    barrier_arrive(shared + C::kQueryFullAt);
   }
 }
 
 // ---------------------------------------------------------------------------------------------------------- consumers
 constexpr float kNoMaximum = -1e30f;  // finite, so that masked scores (-inf) stay exp2(-inf) = 0
-constexpr float kSlack = 8.0f;        // running maxima are raised only when exceeded by this, in powers of two
+// Running maxima are raised only where a lane's exponentials of a tile sum to more than this: then one may have exceeded its maximum by
+// more than 8 powers of two. That no one did and the maxima are raised anyhow costs time, not correctness.
+constexpr float kSlack = 256.0f;
 
 struct RowStatistics {
   float maximum[2] = {kNoMaximum, kNoMaximum};  // of scale * log2(e) * score, rows l/4 and l/4 + 8
   float sum[2] = {0.0f, 0.0f};                  // this lane's columns only
 };
 
-template <bool kMasked>
-__device__ __forceinline__ void mask_scores(float (&s)[32], uint32_t bits) {
-  if constexpr (kMasked) {
+template <int kKeys>
+__device__ __forceinline__ void mask_scores(float (&s)[kKeys / 2], const uint32_t (&bits)[kKeys / 64]) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) s[i] = (bits & (1u << i)) != 0 ? s[i] : -INFINITY;
-  }
+  for (int i = 0; i < kKeys / 2; ++i) s[i] = (bits[i / 32] & (1u << (i % 32))) != 0 ? s[i] : -INFINITY;
 }
 
 // Raises the running maxima to those of these scores; what has been summed so far must be multiplied by `correction`.
-__device__ __forceinline__ void raise_maxima(const float (&s)[32], float scale, RowStatistics& rows,
+template <int kKeys>
+__device__ __forceinline__ void raise_maxima(const float (&s)[kKeys / 2], float scale, RowStatistics& rows,
                                              float (&correction)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
-    for (int j = 1; j < 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    for (int j = 1; j < kKeys / 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     const float maximum = fmaxf(rows.maximum[r], top * scale);
@@ -273,21 +302,20 @@ __device__ __forceinline__ void raise_maxima(const float (&s)[32], float scale, 
   }
 }
 
-// Packs exp2(scale * score - maximum) as the A operand of the output product, and sums them. Returns whether some score of this lane
-// exceeds its running maximum by more than the slack; then the results are void.
-template <class Element>
-__device__ __forceinline__ bool exponentials(const float (&s)[32], float scale, const RowStatistics& rows,
-                                             uint32_t (&p)[4][4], float (&sum)[2]) {
-  float part[2][2] = {}, top[2][2];
+// Packs exp2(scale * score - maximum) as the A operand of the output product, and sums them. Returns whether the slack is used up; then
+// the results are void.
+template <class Element, int kKeys>
+__device__ __forceinline__ bool exponentials(const float (&s)[kKeys / 2], float scale, const RowStatistics& rows,
+                                             uint32_t (&p)[kKeys / 16][4], float (&sum)[2]) {
+  float part[2][2] = {};
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float e[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float x = s[4 * j + 2 * r + i];
-        top[r][i] = j == 0 ? x : fmaxf(top[r][i], x);
         e[i] = exp2_fast(fmaf(x, scale, -rows.maximum[r]));
         part[r][i] += e[i];
       }
@@ -298,7 +326,7 @@ __device__ __forceinline__ bool exponentials(const float (&s)[32], float scale, 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] = part[r][0] + part[r][1];
-    above |= fmaf(fmaxf(top[r][0], top[r][1]), scale, -rows.maximum[r]) > kSlack;
+    above |= !(sum[r] <= kSlack);
   }
   return above;
 }
@@ -306,6 +334,8 @@ __device__ __forceinline__ bool exponentials(const float (&s)[32], float scale, 
 template <class C>
 struct Consumer {
   using Element = typename C::Element;
+  static constexpr int kKeys = C::kKeys;
+  static constexpr int kTileBytes = C::kTileBytes;
   static constexpr int kSteps = C::kDim / 16;
   static constexpr int kQueryRegisters = C::kQueryInRegisters ? kSteps : 1;
 
@@ -313,26 +343,37 @@ struct Consumer {
   const uint32_t shared;
   const int warpgroup, warp, lane;
   Ring<C::kStages> ring;
+  bool even = false;  // the other warpgroup takes the same tiles
   int remaining = 0, keys = 0, code_shift = 0;
   uint32_t bitmap_offset = 0, query_at = 0;
   const uint32_t key_low = tile_descriptor_low(shared + C::kKeyAt, 16);
   const uint32_t value_low = tile_descriptor_low(shared + C::kValueAt, kTileBytes);
 
-  float scores[32];
+  float scores[kKeys / 2];
   float output[C::kDim / 2];
-  uint32_t probabilities[4][4];
+  using Probabilities = uint32_t[kKeys / 16][4];
+  Probabilities even_tile, odd_tile;
   uint32_t query[kQueryRegisters][4];
   RowStatistics rows;
 
+  // A tile of the list, in two registers.
   struct Entry {
-    int place;  // `remaining` when it was taken: falls along the list
-    int stage;
-    uint32_t code;
-    int column;
+    int place;      // `remaining` when it was taken: falls along the list
+    uint32_t word;  // column | code << 24 | stage << 26 | phase << 30
+    __device__ __forceinline__ int column() const { return word & kColumnMask; }
+    __device__ __forceinline__ uint32_t code() const { return (word >> kCodeShift) & 3; }
+    __device__ __forceinline__ int stage() const { return (word >> 26) & 15; }
+    __device__ __forceinline__ uint32_t phase() const { return word >> 30; }
   };
 
-  __device__ __forceinline__ void release(int stage) {
-    if (lane == 0) barrier_arrive(shared + C::kEmptyAt + 8 * stage);
+  __device__ __forceinline__ void release_keys(int stage) {
+    if (C::kSplitStages && lane == 0) barrier_arrive(shared + C::kKeyEmptyAt + 8 * stage);
+  }
+  __device__ __forceinline__ void release_values(int stage) {
+    if (lane == 0) barrier_arrive(shared + C::kValueEmptyAt + 8 * stage);
+  }
+  __device__ __forceinline__ void wait_for_values(const Entry& e) {
+    if constexpr (C::kSplitStages) barrier_wait(shared + C::kValueFullAt + 8 * e.stage(), e.phase());
   }
 
   // The next tile of this warpgroup's own list; tiles it skips are given back at once. False at the list's end, or where
@@ -340,21 +381,22 @@ struct Consumer {
   __device__ __forceinline__ bool next(Entry& e, int floor) {
     while (remaining > floor) {
       e.place = remaining--;
-      barrier_wait(shared + C::kFullAt + 8 * ring.stage, ring.phase);
+      barrier_wait(shared + C::kKeyFullAt + 8 * ring.stage, ring.phase);
       const uint32_t info = shared_read(shared + C::kInfoAt + 4 * ring.stage);
-      e.stage = ring.stage;
-      e.code = (info >> code_shift) & 3;
-      e.column = info & kColumnMask;
+      const uint32_t code = (info >> code_shift) & 3;
+      e.word = (info & kColumnMask) | code << kCodeShift | static_cast<uint32_t>(ring.stage) << 26 | ring.phase << 30;
       ring.advance();
-      if (e.code != 0) return true;
+      if (code != 0) return true;
+      wait_for_values(e);  // giving them back any sooner could count for the tile that had this place before
       __syncwarp();
-      release(e.stage);
+      release_keys(e.stage());
+      release_values(e.stage());
     }
     return false;
   }
 
-  // How far this warpgroup may look ahead while it holds `e`: a tile further on needs the very place in the ring that `e` occupies,
-  // so waiting for it would never end.
+  // How far this warpgroup may look ahead while it holds the values of `e`: a tile further on needs the very place in the ring that they
+  // occupy, so waiting for it would never end.
   __device__ __forceinline__ static int reach(const Entry& e) { return max(0, e.place - C::kStages); }
 
   __device__ __forceinline__ void issue_scores(int stage) {
@@ -363,15 +405,15 @@ struct Consumer {
     for (int k = 0; k < kSteps; ++k) {
       const uint64_t b = key + (k / 4) * (kTileBytes / 16) + (k % 4) * 2;
       if constexpr (C::kQueryInRegisters) {
-        Wgmma<Element, false, 64>::rs(scores, query[k], b, k > 0);
+        Wgmma<Element, false, kKeys>::rs(scores, query[k], b, k > 0);
       } else {
         const uint64_t q = descriptor(tile_descriptor_low(query_at, 16));
-        Wgmma<Element, false, 64>::ss(scores, q + (k / 4) * (kTileBytes / 16) + (k % 4) * 2, b, k > 0);
+        Wgmma<Element, false, kKeys>::ss(scores, q + (k / 4) * (C::kBandTileBytes / 16) + (k % 4) * 2, b, k > 0);
       }
     }
   }
 
-  __device__ __forceinline__ void issue_output(int stage) {
+  __device__ __forceinline__ void issue_output(int stage, const uint32_t (&probabilities)[kKeys / 16][4]) {
     const uint64_t value = descriptor(value_low + stage * (C::kStageBytes / 16));
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
@@ -396,108 +438,137 @@ struct Consumer {
     }
   }
 
-  // The elements of a tile that count, as bits of this lane; kMasked says whether any might not.
-  __device__ __forceinline__ bool read_bits(const Entry& e, uint32_t& bits) const {
-    bits = 0xffffffffu;
-    if (e.code == 2) bits = shared_read(shared + C::kBitmapAt + e.stage * C::kBitmapBytes + bitmap_offset);
-    const int here = keys - e.column * kKeys;
-    if (here < kKeys) {
+  // The elements of a tile that count, as bits of this lane. Returns whether any might not.
+  __device__ __forceinline__ bool read_bits(const Entry& e, uint32_t (&bits)[kKeys / 64]) const {
+    const int here = keys - e.column() * kKeys;
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        if (8 * (i / 4) + 2 * (lane % 4) + (i & 1) >= here) bits &= ~(1u << i);
+    for (int h = 0; h < kKeys / 64; ++h) {
+      bits[h] = 0xffffffffu;
+      if (e.code() == 2) bits[h] = shared_read(shared + C::kBitmapAt + e.stage() * C::kBitmapBytes + bitmap_offset + 128 * h);
+      if (here < kKeys) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          if (64 * h + 8 * (i / 4) + 2 * (lane % 4) + (i & 1) >= here) bits[h] &= ~(1u << i);
+        }
       }
     }
-    return e.code == 2 || here < kKeys;
+    return e.code() == 2 || here < kKeys;
   }
 
   // Exponentials with the maxima raised first.
-  __device__ __forceinline__ void soften_exactly(uint32_t (&p)[4][4]) {
+  __device__ __forceinline__ void soften_exactly(uint32_t (&p)[kKeys / 16][4]) {
     float correction[2], sum[2];
-    raise_maxima(scores, a.scale_log2, rows, correction);
+    raise_maxima<kKeys>(scores, a.scale_log2, rows, correction);
 #pragma unroll
     for (int i = 0; i < C::kDim / 2; ++i) output[i] *= correction[(i / 2) & 1];
-    exponentials<Element>(scores, a.scale_log2, rows, p, sum);
+    exponentials<Element, kKeys>(scores, a.scale_log2, rows, p, sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
   }
 
   // A tile with none before it in flight: its probabilities are ready afterwards.
-  __device__ __forceinline__ void first_step(const Entry& e) {
+  __device__ __forceinline__ void first_step(const Entry& e, Probabilities& probabilities) {
     wgmma_fence();
     pin(scores);
-    issue_scores(e.stage);
+    issue_scores(e.stage());
     wgmma_commit();
-    uint32_t bits;
+    uint32_t bits[kKeys / 64];
     read_bits(e, bits);
     wgmma_wait<0>();
     pin(scores);
-    mask_scores<true>(scores, bits);
+    release_keys(e.stage());
+    mask_scores<kKeys>(scores, bits);
     soften_exactly(probabilities);
   }
 
   // Scores of the next tile; their softmax runs beside the output product of the tile before it. The exponentials are taken against
-  // the running maxima of the tiles before, while this tile's own maximum is found in the shadow of the slow exp2. Where that
-  // exceeds the slack (hardly ever after the first tile), they are taken again.
-  __device__ __forceinline__ void step(const Entry& e, const Entry& before) {
+  // the running maxima of the tiles before; where those are exceeded by more than the slack (hardly ever after the first tile), they
+  // are taken again.
+  __device__ __forceinline__ void step(const Entry& e, const Entry& before, const Probabilities& held, Probabilities& fresh) {
+    if (C::kInTurn && even) named_barrier_sync(4 + warpgroup, 256);
+    wait_for_values(before);  // not between the products: a loop there would serialise them (warning C7520)
     wgmma_fence();
     pin(scores);
     pin(output);
-    issue_scores(e.stage);
+    issue_scores(e.stage());
     wgmma_commit();
-    issue_output(before.stage);
+    issue_output(before.stage(), held);
     wgmma_commit();
-    uint32_t bits, fresh[4][4];
+    if (C::kInTurn && even) named_barrier_arrive(4 + (warpgroup ^ 1), 256);
+    uint32_t bits[kKeys / 64];
     const bool masked = read_bits(e, bits);
     wgmma_wait<1>();
     pin(scores);
+    release_keys(e.stage());
     float sum[2];
     bool above;
     if (masked) {
-      mask_scores<true>(scores, bits);
-      above = exponentials<Element>(scores, a.scale_log2, rows, fresh, sum);
+      mask_scores<kKeys>(scores, bits);
+      above = exponentials<Element, kKeys>(scores, a.scale_log2, rows, fresh, sum);
     } else {
-      above = exponentials<Element>(scores, a.scale_log2, rows, fresh, sum);
+      above = exponentials<Element, kKeys>(scores, a.scale_log2, rows, fresh, sum);
     }
     wgmma_wait<0>();
     pin(output);
-    release(before.stage);
+    release_values(before.stage());
     if (__any_sync(0xffffffffu, above)) {
       soften_exactly(fresh);
     } else {
 #pragma unroll
       for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
     }
-    // The registers of `probabilities` are inputs of the product that has just ended; only an operation that the assembler can not see
-    // through keeps it from writing `fresh` to them too early (it would serialise the products: warning C7513).
-    const uint32_t zero = static_cast<uint32_t>(remaining) >> 31;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) probabilities[k][i] = fresh[k][i] | zero;
-    }
   }
 
-  __device__ __forceinline__ void last_step(const Entry& e) {
+  __device__ __forceinline__ void last_step(const Entry& e, const Probabilities& held) {
+    wait_for_values(e);
     wgmma_fence();
     pin(output);
-    issue_output(e.stage);
+    issue_output(e.stage(), held);
     wgmma_commit();
     wgmma_wait<0>();
     pin(output);
-    release(e.stage);
+    release_values(e.stage());
   }
 
-  __device__ __forceinline__ void walk() {
-    Entry e;
-    while (next(e, 0)) {
-      first_step(e);
-      Entry before = e;
-      while (next(e, reach(before))) {
-        step(e, before);
-        before = e;
+  // Walks the list; two tiles a turn, since a tile's probabilities may not overwrite those that a product still reads. Gives Q's place
+  // back after the last score product.
+  __device__ __forceinline__ void walk(uint32_t query_empty) {
+    constexpr bool kCopies = C::kDim > 192;  // registers do not suffice for the longer loop
+    constexpr bool kHoldsQuery = !C::kQueryInRegisters && !C::kShareQueryOutput;
+    bool holds_query = kHoldsQuery;
+    const auto finish = [&](const Entry& e, const Probabilities& held) {
+      if (kHoldsQuery && remaining == 0) {
+        holds_query = false;
+        if (lane == 0) barrier_arrive(query_empty);
       }
-      last_step(before);
+      last_step(e, held);
+    };
+    Entry e, before;
+    while (next(before, 0)) {
+      first_step(before, even_tile);
+      for (;;) {
+        if (!next(e, reach(before))) {
+          finish(before, even_tile);
+          break;
+        }
+        step(e, before, even_tile, odd_tile);
+        if constexpr (kCopies) {
+          // Only an operation that the assembler can not see through keeps it from writing the first of these before the product has read
+          // it (it would serialise the products: warning C7513).
+          const uint32_t zero = static_cast<uint32_t>(remaining) >> 31;
+#pragma unroll
+          for (int i = 0; i < kKeys / 4; ++i) even_tile[i / 4][i % 4] = odd_tile[i / 4][i % 4] | zero;
+          before = e;
+          continue;
+        }
+        if (!next(before, reach(e))) {
+          finish(e, odd_tile);
+          break;
+        }
+        step(before, e, odd_tile, even_tile);
+      }
     }
+    if (holds_query && lane == 0) barrier_arrive(query_empty);
   }
 
   // Adds the other warpgroups' partial results for the same rows to warpgroup 0's, through the output buffer.
@@ -549,7 +620,7 @@ struct Consumer {
     const uint32_t buffer = shared + C::kOutputAt + warpgroup * C::kBandBytes;
 #pragma unroll
     for (int k = 0; k < C::kDim / 16; ++k) {
-      const uint32_t address = buffer + (k / 4) * kTileBytes + (matrix_offset ^ (k % 4 * 32));
+      const uint32_t address = buffer + (k / 4) * C::kBandTileBytes + (matrix_offset ^ (k % 4 * 32));
       const float* o = output + 8 * k;
       store_matrices(address, pack<Element>(o[0] * factor[0], o[1] * factor[0]),
                      pack<Element>(o[2] * factor[1], o[3] * factor[1]), pack<Element>(o[4] * factor[0], o[5] * factor[0]),
@@ -559,7 +630,7 @@ struct Consumer {
     __syncwarp();
     if (lane == 0) {
       for (int c = 0; c < C::kTiles; ++c) {
-        tma_store(&a.o, buffer + c * kTileBytes + warp * 16 * 128, c * kColumns, band * kBand + warp * 16, head,
+        tma_store(&a.o, buffer + c * C::kBandTileBytes + warp * 16 * kRowBytes, c * kColumns, band * kBand + warp * 16, head,
                   batch_index);
       }
       bulk_commit();
@@ -570,26 +641,28 @@ struct Consumer {
     // Where this lane's row of an 8 x 8 matrix lies in a swizzled tile, for ldmatrix and stmatrix alike.
     const int row = warp * 16 + lane % 16;
     const uint32_t matrix_offset = row * 128 + (((lane / 16) ^ (lane % 8)) * 16);
-    Ring<C::kQueryStages> items;
+    Ring<1> items;
+    if (C::kInTurn && warpgroup == 1) named_barrier_arrive(4, 256);
     for (;;) {
-      barrier_wait(shared + C::kQueryFullAt + 8 * items.stage, items.phase);
-      const int4 header = shared_read4(shared + C::kHeaderAt + 32 * items.stage);
-      const int4 more = shared_read4(shared + C::kHeaderAt + 32 * items.stage + 16);
+      barrier_wait(shared + C::kQueryFullAt, items.phase);
+      const int4 header = shared_read4(shared + C::kHeaderAt);
+      const int4 more = shared_read4(shared + C::kHeaderAt + 16);
       const int batch_index = more.x;
       keys = more.y;
-      const uint32_t query_empty = shared + C::kQueryEmptyAt + 8 * items.stage;
-      query_at = shared + C::kQueryAt + (items.stage * C::kWarpgroups + warpgroup) * C::kBandBytes;
+      const uint32_t query_empty = shared + C::kQueryEmptyAt;
+      query_at = shared + C::kQueryAt + warpgroup * C::kBandBytes;
       items.advance();
       if (header.x < 0) break;
       remaining = header.x;
       const bool split = header.z & 8;
-      const bool mine = split ? warpgroup == 0 : warpgroup < header.z;
+      const bool mine = split ? warpgroup == 0 : warpgroup < (header.z & 7);
+      even = header.z & 16;
       code_shift = kCodeShift + 2 * warpgroup;
-      bitmap_offset = ((split ? 0 : warpgroup) * 4 + warp) * 128 + lane * 4;
+      bitmap_offset = (split ? 0 : warpgroup) * C::kBandBits + warp * (C::kBandBits / 4) + lane * 4;
       if constexpr (C::kQueryInRegisters) {
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
-          load_matrices(query[k], query_at + (k / 4) * kTileBytes + (matrix_offset ^ (k % 4 * 32)));
+          load_matrices(query[k], query_at + (k / 4) * C::kBandTileBytes + (matrix_offset ^ (k % 4 * 32)));
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(query_empty);
@@ -597,12 +670,8 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < C::kDim / 2; ++i) output[i] = 0.0f;
       rows = RowStatistics();
-      walk();
-      if constexpr (C::kShareQueryOutput) {
-        named_barrier_sync(2 + warpgroup, 128);  // all warps are done with Q
-      } else if constexpr (!C::kQueryInRegisters) {
-        if (lane == 0) barrier_arrive(query_empty);
-      }
+      walk(query_empty);
+      if constexpr (C::kShareQueryOutput) named_barrier_sync(2 + warpgroup, 128);  // all warps are done with Q
       if (lane == 0) bulk_wait_read();
       __syncwarp();
       if (split) merge();
@@ -626,13 +695,15 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_block_sm90_kernel(co
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::kStages; ++s) {
-      barrier_init(shared + C::kFullAt + 8 * s, 1);
-      barrier_init(shared + C::kEmptyAt + 8 * s, 4 * C::kWarpgroups);
+      barrier_init(shared + C::kKeyFullAt + 8 * s, 1);
+      barrier_init(shared + C::kKeyEmptyAt + 8 * s, 4 * C::kWarpgroups);
+      if constexpr (C::kSplitStages) {
+        barrier_init(shared + C::kValueFullAt + 8 * s, 1);
+        barrier_init(shared + C::kValueEmptyAt + 8 * s, 4 * C::kWarpgroups);
+      }
     }
-    for (int s = 0; s < C::kQueryStages; ++s) {
-      barrier_init(shared + C::kQueryFullAt + 8 * s, 1);
-      barrier_init(shared + C::kQueryEmptyAt + 8 * s, 4 * C::kWarpgroups);
-    }
+    barrier_init(shared + C::kQueryFullAt, 1);
+    barrier_init(shared + C::kQueryEmptyAt, 4 * C::kWarpgroups);
     barrier_init_fence();
     prefetch_map(&args.q);
     prefetch_map(&args.k);

@@ -152,14 +152,14 @@ def device_mask(
 
 
 def grouped_device_mask(mask: EncodedMask, device: str = "cuda") -> DeviceMask:
-    """Lowered for the Hopper kernel; the tile's height says how many bands a group has."""
-    lowered = lower_grouped(mask, mask.tile_m // BAND)
+    """Lowered for the Hopper kernel; the tile says how many bands a group has and how wide its key tiles are."""
+    lowered = lower_grouped(mask, mask.tile_m // BAND, keys=mask.tile_n)
     arrays = {name: torch.from_numpy(np.array(a)).to(device) for name, a in lowered.arrays.items()}
     index_b, index_h = lowered.arrays["mask_index"].shape
     view = capi.MaskView(
         **{name: a.data_ptr() for name, a in arrays.items()},
         index_b=index_b, index_h=index_h, n_masks=lowered.n_masks, rows=lowered.groups, cols=lowered.cols,
-        n_full=lowered.n_full, n_part=lowered.n_part, tile_m=BAND * lowered.bands, tile_n=BAND,
+        n_full=lowered.n_full, n_part=lowered.n_part, tile_m=BAND * lowered.bands, tile_n=lowered.keys,
         split_rows=lowered.split_groups, bitmap_order=int(capi.BitmapOrder.FRAGMENTS),
     )  # fmt: skip
     return DeviceMask(view, arrays, lowered.max_group_tiles)

@@ -216,29 +216,31 @@ def fuzz(count: int, seed: int) -> list[Case]:
     return cases
 
 
+def hopper_tiles(widest: int) -> tuple[tuple[int, int], ...]:
+    """The tiles of the sm_90 instances for the larger head size: 64 times the bands of a group, keys of a tile."""
+    if widest <= 64:
+        return ((128, 64), (192, 64))
+    return ((128, 64), (128, 128)) if widest <= 128 else ((128, 64),)
+
+
 def hopper() -> list[Case]:
     """The sm_90 kernel: masks, head sizes, ragged and unequal lengths, layouts, GQA, run-time lengths, empty rows."""
     kernel = Kernel.BLOCK_SM90
     cases = []
     masks, layouts = _cycle(MASKS), _cycle(("BHSD", "BSHD", "packed"))
-    for dtype, dim, bands in itertools.product(("f16", "bf16"), DIMS, (2, 3)):
-        if bands == 2 or dim <= 64:
-            for seq in (65, 200, 1000):
-                cases.append(
-                    Case(
-                        next(masks), 2, 4, 2, seq, seq, dim, dim, dtype, next(layouts), (64 * bands, 64), kernel=kernel
-                    )
-                )
-    for bands, mask in itertools.product((2, 3), MASKS):
-        tile = (64 * bands, 64)
+    for dtype, dim in itertools.product(("f16", "bf16"), DIMS):
+        for tile, seq in itertools.product(hopper_tiles(dim), (65, 200, 1000)):
+            cases.append(Case(next(masks), 2, 4, 2, seq, seq, dim, dim, dtype, next(layouts), tile, kernel=kernel))
+    for (dim, tile), mask in itertools.product(((64, (128, 64)), (64, (192, 64)), (128, (128, 128))), MASKS):
         for seq in (1, 63, 257, 2049):
-            cases.append(Case(mask, 1, 2, 1, seq, seq, 64, 64, "f16", tile=tile, kernel=kernel))
-        cases.append(Case(mask, 1, 2, 2, 130, 333, 64, 48, "bf16", "BSHD", tile, kernel=kernel))
-        cases.append(Case(mask, 3, 2, 2, 300, 300, 64, 64, "f16", tile=tile, kernel=kernel, kv="length"))
-        cases.append(Case(mask, 1, 2, 2, 200, 150, 64, 64, "f16", tile=tile, kernel=kernel, masked_row=MaskedRow.NAN))
-        cases.append(Case(mask, 1, 2, 2, 130, 150, 64, 64, tile=tile, kernel=kernel, encoded=(513, 700)))
+            cases.append(Case(mask, 1, 2, 1, seq, seq, dim, dim, "f16", tile=tile, kernel=kernel))
+        cases.append(Case(mask, 1, 2, 2, 130, 333, dim, dim - 16, "bf16", "BSHD", tile, kernel=kernel))
+        cases.append(Case(mask, 3, 2, 2, 300, 300, dim, dim, "f16", tile=tile, kernel=kernel, kv="length"))
+        cases.append(Case(mask, 1, 2, 2, 200, 150, dim, dim, "f16", tile=tile, kernel=kernel, masked_row=MaskedRow.NAN))
+        cases.append(Case(mask, 1, 2, 2, 130, 150, dim, dim, tile=tile, kernel=kernel, encoded=(513, 700)))
     for mask, (dim, v_dim) in itertools.product(MASKS, ((64, 128), (128, 64), (256, 192))):
-        cases.append(Case(mask, 2, 2, 1, 700, 700, dim, v_dim, "bf16", tile=(128, 64), kernel=kernel))
+        for tile in hopper_tiles(max(dim, v_dim)):
+            cases.append(Case(mask, 2, 2, 1, 700, 700, dim, v_dim, "bf16", tile=tile, kernel=kernel))
     return cases
 
 
@@ -250,7 +252,6 @@ def hopper_fuzz(count: int, seed: int) -> list[Case]:
         layout = r.choice(("BHSD", "BSHD", "packed"))
         dim = r.choice(DIMS)
         v_dim = dim if layout == "packed" or r.random() < 0.6 else r.choice(DIMS)
-        bands = r.choice((2, 3)) if max(dim, v_dim) <= 64 else 2
         kv_heads = r.randint(1, 3)
         seq_q = r.choice((1, 7, 63, 64, 65, 128, 193, 257, r.randint(1, 600), r.randint(1, 1500)))
         seq_kv = seq_q if layout == "packed" or r.random() < 0.6 else r.choice((1, 65, 128, 257, r.randint(1, 1500)))
@@ -258,7 +259,8 @@ def hopper_fuzz(count: int, seed: int) -> list[Case]:
             Case(
                 mask=r.choice(MASKS), batch=r.randint(1, 3), heads=kv_heads * r.randint(1, 4), kv_heads=kv_heads,
                 seq_q=seq_q, seq_kv=seq_kv, dim=dim, v_dim=v_dim, dtype=r.choice(("f16", "bf16")), layout=layout,
-                tile=(64 * bands, 64), kernel=Kernel.BLOCK_SM90, scale=r.choice((None, None, 0.2)),
+                tile=r.choice(hopper_tiles(max(dim, v_dim))), kernel=Kernel.BLOCK_SM90,
+                scale=r.choice((None, None, 0.2)),
                 encoded=(seq_q + r.randint(0, 200), seq_kv + r.randint(0, 200)) if r.random() < 0.2 else None,
                 kv=r.choice(("none", "none", "length")), masked_row=r.choice((MaskedRow.ZERO, MaskedRow.NAN)),
             )
@@ -317,7 +319,7 @@ def every_instance() -> list[Case]:
 def every_hopper_instance() -> list[Case]:
     """Small cases that reach every sm_90 instance, for compute-sanitizer."""
     return [
-        Case("longformer", 1, 2, 1, 1000, 1000, dim, dim, dtype, "BSHD", (64 * bands, 64), kernel=Kernel.BLOCK_SM90)
-        for dtype, dim, bands in itertools.product(("f16", "bf16"), (32, 64, 96, 128, 192, 256), (2, 3))
-        if bands == 2 or dim <= 64
+        Case("longformer", 1, 2, 1, 1000, 1000, dim, dim, dtype, "BSHD", tile, kernel=Kernel.BLOCK_SM90)
+        for dtype, dim in itertools.product(("f16", "bf16"), (32, 64, 96, 128, 192, 256))
+        for tile in hopper_tiles(dim)
     ]

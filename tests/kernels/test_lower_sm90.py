@@ -12,22 +12,24 @@ from tests.mask.dense_masks import tables
 
 
 def band_of_words(words: np.ndarray) -> np.ndarray:
-    """bool [64, 64] from the [4, 32] words of a band, bit by bit as the accumulators of a warpgroup lie."""
-    out = np.zeros((BAND, BAND), bool)
+    """bool [64, keys] from the [4, keys/64, 32] words of a band, bit by bit as the accumulators of a warpgroup lie."""
+    halves = words.shape[1]
+    out = np.zeros((BAND, 64 * halves), bool)
     lane = np.arange(32)
-    for warp in range(4):
-        for bit in range(32):
-            row = 16 * warp + lane // 4 + 8 * (bit // 2 % 2)
-            column = 8 * (bit // 4) + 2 * (lane % 4) + bit % 2
-            out[row, column] = words[warp] >> np.uint32(bit) & 1
+    for warp, half, bit in np.ndindex(4, halves, 32):
+        row = 16 * warp + lane // 4 + 8 * (bit // 2 % 2)
+        column = 64 * half + 8 * (bit // 4) + 2 * (lane % 4) + bit % 2
+        out[row, column] = words[warp, half] >> np.uint32(bit) & 1
     return out
 
 
 def expand(grouped: GroupedMask, number: int, s_q: int, s_kv: int) -> np.ndarray:
     """The dense mask, walked as the kernel walks it; every band belongs to exactly one group."""
     arrays, words = grouped.arrays, grouped.arrays["bitmap"].view(np.uint32)
-    rows, cols = -(-s_q // BAND), -(-s_kv // BAND)
-    out = np.zeros((rows * BAND, cols * BAND), bool)
+    keys = grouped.keys
+    rows, cols = -(-s_q // BAND), -(-s_kv // keys)
+    assert cols == grouped.cols
+    out = np.zeros((rows * BAND, cols * keys), bool)
     owners = np.zeros(rows, int)
     for group in range(grouped.groups):
         order = int(arrays["row_order"][number, group])
@@ -40,20 +42,20 @@ def expand(grouped: GroupedMask, number: int, s_q: int, s_kv: int) -> np.ndarray
         for i in range(count):
             rows_of = out[(first + i) * BAND : (first + i + 1) * BAND]
             for column in full:
-                rows_of[:, column * BAND : (column + 1) * BAND] = True
+                rows_of[:, column * keys : (column + 1) * keys] = True
             for entry in range(part.start, part.stop):
                 packed = int(arrays["part_col_idx"][entry]) & 0xFFFFFFFF
                 column, code = packed & 0xFFFFFF, packed >> (24 + 2 * i) & 3
                 if code:
                     tile = np.True_ if code == 1 else band_of_words(words[entry, i])
-                    rows_of[:, column * BAND : (column + 1) * BAND] = tile
+                    rows_of[:, column * keys : (column + 1) * keys] = tile
     assert (owners == 1).all()
     return out[:s_q, :s_kv]
 
 
-@given(tables(max_size=300), st.sampled_from([2, 3, 4]), st.sampled_from([1.0, 3.0]))
-def test_groups_hold_the_dense_mask(table, bands, ratio):
-    grouped = lower_grouped(encode(table), bands, ratio)
+@given(tables(max_size=300), st.sampled_from([2, 3]), st.sampled_from([64, 128]), st.sampled_from([1.0, 3.0]))
+def test_groups_hold_the_dense_mask(table, bands, keys, ratio):
+    grouped = lower_grouped(encode(table), bands, ratio, keys=keys)
     index = np.broadcast_to(grouped.arrays["mask_index"], table.shape[:2])
     for b, h in np.ndindex(*table.shape[:2]):
         assert (expand(grouped, index[b, h], *table.shape[2:]) == table[b, h]).all()

@@ -23,7 +23,7 @@ def decode_mask(arrays: list[np.ndarray], a: dict[str, Any]) -> np.ndarray:
             full = full_idx[full_ptr[m, r] : full_ptr[m, r + 1]]
             part = range(part_ptr[m, r], part_ptr[m, r + 1])
             if a["kernel"] == "block_sm90":
-                _group(out[m], int(row_order[m, r]), full, [(int(part_idx[p]), words[p]) for p in part])
+                _group(out[m], int(row_order[m, r]), full, [(int(part_idx[p]), words[p]) for p in part], a["tile_n"])
                 continue
             tile_m, tile_n = a["tile_m"], a["tile_n"]
             for c in full:
@@ -39,19 +39,19 @@ def decode_mask(arrays: list[np.ndarray], a: dict[str, Any]) -> np.ndarray:
     return out[:, : a["mask_seq_q"], : a["mask_seq_kv"]]
 
 
-def _group(out: np.ndarray, order: int, full: np.ndarray, part: list[tuple[int, np.ndarray]]) -> None:
+def _group(out: np.ndarray, order: int, full: np.ndarray, part: list[tuple[int, np.ndarray]], keys: int) -> None:
     first, bands = order & 0xFFFFF, order >> 20 & 7
     for c in full:
-        out[first * 64 : (first + bands) * 64, c * 64 : (c + 1) * 64] = True
+        out[first * 64 : (first + bands) * 64, c * keys : (c + 1) * keys] = True
     for entry, words in part:
         c = entry & 0xFFFFFF
         for band in range(bands):
             code = entry >> (24 + 2 * band) & 3
-            at = slice((first + band) * 64, (first + band + 1) * 64), slice(c * 64, (c + 1) * 64)
+            at = slice((first + band) * 64, (first + band + 1) * 64), slice(c * keys, (c + 1) * keys)
             if code == 1:
                 out[at] = True
             elif code == 2:
-                out[at] |= _fragments(words[band].reshape(4, 1, 32), 64, 64)
+                out[at] |= _fragments(words[band].reshape(4, keys // 64, 32), 64, keys)
 
 
 def _fragments(words: np.ndarray, tile_m: int, tile_n: int) -> np.ndarray:

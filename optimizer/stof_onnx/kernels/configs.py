@@ -70,7 +70,7 @@ class KernelConfig:
     """One way to run: kernel family, tile, and how long rows are cut.
 
     Attributes:
-        tile_m, tile_n: the kernel's tile; block_sm90's tile_m is 64 times the bands of a group.
+        tile_m, tile_n: the kernel's tile; block_sm90's tile_m is 64 times the bands of a group, its tile_n 64 or 128.
         splits: pieces of a list (block_sm80).
         split_rows: leading rows of the order that are started first and, with `splits` > 1, cut; 0 with splits: all.
         split_long: block_sm90 only, whether long bands are split over the warpgroups.
@@ -142,8 +142,10 @@ def sm80_tiles(site: KernelSite) -> tuple[tuple[int, int], ...]:
 
 
 def sm90_tiles(site: KernelSite) -> tuple[tuple[int, int], ...]:
-    """The groups of bands of cuda/src/attention_sm90.cu."""
-    return ((2 * BAND, BAND),) + (((3 * BAND, BAND),) if site.widest <= 64 else ())
+    """The instances of cuda/src/attention_sm90.cu: rows of a group of bands, keys of a tile."""
+    if site.widest <= 64:
+        return ((2 * BAND, BAND), (3 * BAND, BAND))
+    return ((2 * BAND, BAND), (2 * BAND, 2 * BAND)) if site.widest <= 128 else ((2 * BAND, BAND),)
 
 
 def hopper_runs(site: KernelSite, arch: int) -> bool:
@@ -190,7 +192,7 @@ def lower(mask: EncodedMask, config: KernelConfig, where: str = "mask") -> tuple
     }
     if config.kernel == "block_sm90":
         ratio = LONG_ROW if config.split_long else float("inf")
-        grouped = lower_grouped(mask, config.tile_m // BAND, ratio, where)
+        grouped = lower_grouped(mask, config.tile_m // BAND, ratio, where, config.tile_n)
         return grouped.arrays, attributes | {
             "tile_m": config.tile_m,
             "tile_n": config.tile_n,

@@ -138,7 +138,7 @@ def _last_chunk(work: Work, device: Figures) -> float:
     if most >= heads:
         return 1.0
     if work.instance.family == "block_sm90":
-        return ((heads - 1) % most + 1) / heads
+        return most / heads  # a smaller chunk leads
     return 1.0 / math.ceil(heads / most)  # of equal size
 
 

@@ -1,13 +1,15 @@
 """Lowering of a mask for the Hopper kernel: groups of 64-row bands that share their key tiles.
 
-A group is up to `bands` neighbouring bands (one a warpgroup) with the union of their 64 x 64 tile lists, so each tile
-is loaded once for all of them. A band whose list is much longer than the others' (a global row) becomes a *split* group
-of its own: all warpgroups take its tiles in turn. Arrays keep the names of docs/mask_format.md, with groups for rows:
+A group is up to `bands` neighbouring bands (one a warpgroup) with the union of their lists of tiles, 64 rows by 64 or
+128 keys, so each tile is loaded once for all of them. A band whose list is much longer than the others' (a global row)
+becomes a *split* group of its own: all warpgroups take its tiles in turn. Arrays keep the names of docs/mask_format.md,
+with groups for rows:
 
-    row_order[m, g]    first band | number of bands << 20 | split << 23; groups lie in the order in which to run them
+    row_order[m, g]    first band | number of bands << 20 | split << 23 | even << 24 (a full group whose tiles all count
+                       for every band); groups lie in the order in which to run them
     full_col_idx       key tiles that are full for every band of the group
     part_col_idx       key tile | code of band i << (24 + 2 i); codes: 0 empty, 1 full, 2 part
-    bitmap             uint32 [n_part or 1, bands, 4, 32], fragment order; only the words of part bands matter
+    bitmap             uint32 [n_part or 1, bands, 4, keys/64, 32], fragment order; only the words of part bands matter
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class GroupedMask:
 
     Attributes:
         arrays: the seven int32 arrays by input name; none is zero-sized.
-        bands: bands of a full group (warpgroups of the kernel); its tile is 64*bands x 64.
+        bands: bands of a full group (warpgroups of the kernel); its tile is 64*bands x keys.
+        keys: width of a key tile.
         n_masks, groups, cols: sizes; `groups` is the longest mask's, the others end in empty groups.
         n_full, n_part: listed entries.
         split_groups: leading groups of every mask that are split.
@@ -42,6 +45,7 @@ class GroupedMask:
 
     arrays: dict[str, I32]
     bands: int
+    keys: int
     n_masks: int
     groups: int
     cols: int
@@ -51,24 +55,27 @@ class GroupedMask:
     max_group_tiles: int
 
 
-def lower_grouped(mask: EncodedMask, bands: int, split_ratio: float = 3.0, where: str = "mask") -> GroupedMask:
+def lower_grouped(
+    mask: EncodedMask, bands: int, split_ratio: float = 3.0, where: str = "mask", keys: int = BAND
+) -> GroupedMask:
     """Groups the bands of every distinct mask.
 
     Args:
         mask: in any tiles.
-        bands: 2, 3 or 4: warpgroups of the kernel.
+        bands: 2 or 3: warpgroups of the kernel.
         split_ratio: a band is split when its list is more than this many times as long as its mask's median, and
             longer than 8.
         where: the node, for messages.
+        keys: width of a key tile: 64 or 128.
 
     Raises:
         StofError: arrays that do not follow the format, or a mask too large for the packed entries.
     """
     mask.validate(where)
-    tiled = retile(mask, BAND, BAND)
+    tiled = retile(mask, BAND, keys)
     if tiled.cols >= 1 << _CODE_SHIFT or tiled.rows >= 1 << 20:
         raise StofError(f"the mask of {mask.s_q} x {mask.s_kv} has too many tiles", where)
-    words = fragment_words(tiled.bitmap).reshape(-1, 4, 32)
+    words = fragment_words(tiled.bitmap).reshape(-1, 4, keys // BAND, 32)
     splits = [_long_bands(tiled, m, split_ratio) for m in range(tiled.n_masks)]
     # Split groups lead, and every mask has as many: a mask with fewer has empty ones in their place.
     split_groups = max(len(s) for s in splits)
@@ -83,9 +90,9 @@ def lower_grouped(mask: EncodedMask, bands: int, split_ratio: float = 3.0, where
         part.append([g.part for g in padded])
         sources += [g.sources for g in padded]
     source = np.concatenate(sources) if sources else np.zeros((0, bands), np.int64)
-    bitmap = np.zeros((len(source), bands, 4, 32), np.uint32)
+    bitmap = np.zeros((max(1, len(source)), bands, 4, keys // BAND, 32), np.uint32)
     filled = source >= 0
-    bitmap[filled] = words[source[filled]]
+    bitmap[: len(source)][filled] = words[source[filled]]
     full_ptr, full_idx = _pack(full)
     part_ptr, part_idx = _pack(part)
     arrays = {
@@ -93,7 +100,7 @@ def lower_grouped(mask: EncodedMask, bands: int, split_ratio: float = 3.0, where
         "full_col_idx": full_idx if full_idx.size else np.zeros(1, np.int32),
         "part_row_ptr": part_ptr,
         "part_col_idx": part_idx if part_idx.size else np.zeros(1, np.int32),
-        "bitmap": bitmap.view(np.int32) if bitmap.size else np.zeros((1, bands, 4, 32), np.int32),
+        "bitmap": bitmap.view(np.int32),
         "row_order": np.array(order, np.int32),
         "mask_index": mask.mask_index,
     }
@@ -101,6 +108,7 @@ def lower_grouped(mask: EncodedMask, bands: int, split_ratio: float = 3.0, where
     return GroupedMask(
         arrays=arrays,
         bands=bands,
+        keys=keys,
         n_masks=tiled.n_masks,
         groups=split_groups + plain_groups,
         cols=tiled.cols,
@@ -172,7 +180,8 @@ def _join(mask: EncodedMask, number: int, band: int, count: int, bands: int) -> 
     packed = listed.copy()
     for i in range(bands):
         packed |= codes[i, listed] << (_CODE_SHIFT + 2 * i)
-    return _Group(band | count << 20, np.flatnonzero(all_full), packed, sources[:, listed].T)
+    even = count == bands and bool((codes[:, listed] != 0).all())
+    return _Group(band | count << 20 | even << 24, np.flatnonzero(all_full), packed, sources[:, listed].T)
 
 
 def _pack(lists: list[list[npt.NDArray[np.int64]]]) -> tuple[I32, I32]:

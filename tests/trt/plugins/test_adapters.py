@@ -249,7 +249,7 @@ def test_another_number_of_inputs_is_refused(host: Host) -> None:
         (Node(tile=(64, 8)), "tile_n = 32, 64 or 128"),
         (Node(kernel="block_sm90", tile=(128, 64), bias_kind="dense"), "Hopper kernel takes no bias"),
         (Node(kernel="block_sm90", tile=(128, 64), dtype=F32), "fp16 and bf16 only"),
-        (Node(kernel="block_sm90", tile=(64, 64)), "groups of two or three bands"),
+        (Node(kernel="block_sm90", tile=(64, 64)), "groups of two bands of 64 rows"),
     ],
     ids=str,
 )
