@@ -399,8 +399,14 @@ struct Consumer {
   // occupy, so waiting for it would never end.
   __device__ __forceinline__ static int reach(const Entry& e) { return max(0, e.place - C::kStages); }
 
+  // What all lanes hold, as something that the compiler knows to be the same for all: descriptors are then computed by the scalar unit. The
+  // largest head size has no register to spare for it.
+  __device__ __forceinline__ static int uniform(int value) {
+    return C::kDim <= 192 ? __shfl_sync(0xffffffffu, value, 0) : value;
+  }
+
   __device__ __forceinline__ void issue_scores(int stage) {
-    const uint64_t key = descriptor(key_low + stage * (C::kStageBytes / 16));
+    const uint64_t key = descriptor(key_low + uniform(stage) * (C::kStageBytes / 16));
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint64_t b = key + (k / 4) * (kTileBytes / 16) + (k % 4) * 2;
@@ -414,7 +420,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_output(int stage, const uint32_t (&probabilities)[kKeys / 16][4]) {
-    const uint64_t value = descriptor(value_low + stage * (C::kStageBytes / 16));
+    const uint64_t value = descriptor(value_low + uniform(stage) * (C::kStageBytes / 16));
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       constexpr int kStep = 16 * kColumns * 2 / 16;
