@@ -14,6 +14,7 @@ namespace {
 using sm90::Args;
 using sm90::encode_tiled;
 
+constexpr int64_t kLongList = 24;  // tiles a group on average from which the longer loop pays: causal at S = 4096, not BigBird's 16
 constexpr int64_t kCacheBytes = int64_t{24} << 20;  // K and V of the heads in flight; about half of the L2
 
 bool make_map(CUtensorMap* map, const AttentionParams& p, const TensorView& view, int dim, int seq, int heads, int rows) {
@@ -50,12 +51,17 @@ constexpr bool has_instance(int dim, int rows, int keys) {
 template <class Element, int kDim>
 cudaError_t launch_dim(const Args& args, const MaskView& mask, int blocks, cudaStream_t stream) {
   if constexpr (has_instance(kDim, 192, 64)) {
-    if (mask.tile_m == 192) return launch<sm90::Config<Element, kDim, 3, 64>>(args, blocks, stream);
+    if (mask.tile_m == 192) {
+      const int64_t listed = int64_t{mask.n_full} + mask.n_part, groups = int64_t{mask.rows} * mask.n_masks;
+      return listed >= kLongList * groups ? launch<sm90::Config<Element, kDim, 3, 64, true>>(args, blocks, stream)
+                                          : launch<sm90::Config<Element, kDim, 3, 64, false>>(args, blocks, stream);
+    }
   }
   if constexpr (has_instance(kDim, 128, 128)) {
     if (mask.tile_n == 128) return launch<sm90::Config<Element, kDim, 2, 128>>(args, blocks, stream);
   }
-  return launch<sm90::Config<Element, kDim, 2, 64>>(args, blocks, stream);
+  constexpr bool kLongLists = kDim <= 192;  // the largest head size has no registers for the longer loop
+  return launch<sm90::Config<Element, kDim, 2, 64, kLongLists>>(args, blocks, stream);
 }
 
 template <class Element>

@@ -46,7 +46,7 @@ struct Args {
   float empty_value;         // what a row without keys yields
 };
 
-template <class Element_, int kDim_, int kWarpgroups_, int kKeys_>
+template <class Element_, int kDim_, int kWarpgroups_, int kKeys_, bool kLongLists = true>
 struct Config {
   using Element = Element_;
   static constexpr int kKeys = kKeys_;  // of a tile: 64 or 128
@@ -57,8 +57,9 @@ struct Config {
   // Two warpgroups with equal lists issue their products in turn, each beside the other's softmax.
   static constexpr bool kInTurn = kKeys == 128;
   static_assert(!kInTurn || kWarpgroups == 2);
-  // Where there are few stages, keys and values are given back apart; else one pair of barriers does for both.
-  static constexpr bool kSplitStages = kKeys == 128 || kDim > 64;
+  // Keys and values are given back apart, or by one pair of barriers for both: less to do, good enough for short lists and many stages.
+  static constexpr bool kSplitStages = kLongLists;
+  static constexpr bool kTwoTiles = kLongLists;  // a turn of the loop
   static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
@@ -356,14 +357,12 @@ struct Consumer {
   uint32_t query[kQueryRegisters][4];
   RowStatistics rows;
 
-  // A tile of the list, in two registers.
   struct Entry {
-    int place;      // `remaining` when it was taken: falls along the list
-    uint32_t word;  // column | code << 24 | stage << 26 | phase << 30
-    __device__ __forceinline__ int column() const { return word & kColumnMask; }
-    __device__ __forceinline__ uint32_t code() const { return (word >> kCodeShift) & 3; }
-    __device__ __forceinline__ int stage() const { return (word >> 26) & 15; }
-    __device__ __forceinline__ uint32_t phase() const { return word >> 30; }
+    int place;  // `remaining` when it was taken: falls along the list
+    int stage;
+    uint32_t phase;
+    uint32_t code;
+    int column;
   };
 
   __device__ __forceinline__ void release_keys(int stage) {
@@ -373,7 +372,7 @@ struct Consumer {
     if (lane == 0) barrier_arrive(shared + C::kValueEmptyAt + 8 * stage);
   }
   __device__ __forceinline__ void wait_for_values(const Entry& e) {
-    if constexpr (C::kSplitStages) barrier_wait(shared + C::kValueFullAt + 8 * e.stage(), e.phase());
+    if constexpr (C::kSplitStages) barrier_wait(shared + C::kValueFullAt + 8 * e.stage, e.phase);
   }
 
   // The next tile of this warpgroup's own list; tiles it skips are given back at once. False at the list's end, or where
@@ -383,14 +382,16 @@ struct Consumer {
       e.place = remaining--;
       barrier_wait(shared + C::kKeyFullAt + 8 * ring.stage, ring.phase);
       const uint32_t info = shared_read(shared + C::kInfoAt + 4 * ring.stage);
-      const uint32_t code = (info >> code_shift) & 3;
-      e.word = (info & kColumnMask) | code << kCodeShift | static_cast<uint32_t>(ring.stage) << 26 | ring.phase << 30;
+      e.stage = ring.stage;
+      e.phase = ring.phase;
+      e.code = (info >> code_shift) & 3;
+      e.column = info & kColumnMask;
       ring.advance();
-      if (code != 0) return true;
+      if (e.code != 0) return true;
       wait_for_values(e);  // giving them back any sooner could count for the tile that had this place before
       __syncwarp();
-      release_keys(e.stage());
-      release_values(e.stage());
+      release_keys(e.stage);
+      release_values(e.stage);
     }
     return false;
   }
@@ -446,11 +447,11 @@ struct Consumer {
 
   // The elements of a tile that count, as bits of this lane. Returns whether any might not.
   __device__ __forceinline__ bool read_bits(const Entry& e, uint32_t (&bits)[kKeys / 64]) const {
-    const int here = keys - e.column() * kKeys;
+    const int here = keys - e.column * kKeys;
 #pragma unroll
     for (int h = 0; h < kKeys / 64; ++h) {
       bits[h] = 0xffffffffu;
-      if (e.code() == 2) bits[h] = shared_read(shared + C::kBitmapAt + e.stage() * C::kBitmapBytes + bitmap_offset + 128 * h);
+      if (e.code == 2) bits[h] = shared_read(shared + C::kBitmapAt + e.stage * C::kBitmapBytes + bitmap_offset + 128 * h);
       if (here < kKeys) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
@@ -458,7 +459,7 @@ struct Consumer {
         }
       }
     }
-    return e.code() == 2 || here < kKeys;
+    return e.code == 2 || here < kKeys;
   }
 
   // Exponentials with the maxima raised first.
@@ -476,13 +477,13 @@ struct Consumer {
   __device__ __forceinline__ void first_step(const Entry& e, Probabilities& probabilities) {
     wgmma_fence();
     pin(scores);
-    issue_scores(e.stage());
+    issue_scores(e.stage);
     wgmma_commit();
     uint32_t bits[kKeys / 64];
     read_bits(e, bits);
     wgmma_wait<0>();
     pin(scores);
-    release_keys(e.stage());
+    release_keys(e.stage);
     mask_scores<kKeys>(scores, bits);
     soften_exactly(probabilities);
   }
@@ -496,16 +497,16 @@ struct Consumer {
     wgmma_fence();
     pin(scores);
     pin(output);
-    issue_scores(e.stage());
+    issue_scores(e.stage);
     wgmma_commit();
-    issue_output(before.stage(), held);
+    issue_output(before.stage, held);
     wgmma_commit();
     if (C::kInTurn && even) named_barrier_arrive(4 + (warpgroup ^ 1), 256);
     uint32_t bits[kKeys / 64];
     const bool masked = read_bits(e, bits);
     wgmma_wait<1>();
     pin(scores);
-    release_keys(e.stage());
+    release_keys(e.stage);
     float sum[2];
     bool above;
     if (masked) {
@@ -516,7 +517,7 @@ struct Consumer {
     }
     wgmma_wait<0>();
     pin(output);
-    release_values(before.stage());
+    release_values(before.stage);
     if (__any_sync(0xffffffffu, above)) {
       soften_exactly(fresh);
     } else {
@@ -529,17 +530,16 @@ struct Consumer {
     wait_for_values(e);
     wgmma_fence();
     pin(output);
-    issue_output(e.stage(), held);
+    issue_output(e.stage, held);
     wgmma_commit();
     wgmma_wait<0>();
     pin(output);
-    release_values(e.stage());
+    release_values(e.stage);
   }
 
-  // Walks the list; two tiles a turn, since a tile's probabilities may not overwrite those that a product still reads. Gives Q's place
-  // back after the last score product.
+  // Walks the list, by two tiles or one: a tile's probabilities may not overwrite those that a product still reads, so with one they are
+  // copied. Gives Q's place back after the last score product.
   __device__ __forceinline__ void walk(uint32_t query_empty) {
-    constexpr bool kCopies = C::kDim > 192;  // registers do not suffice for the longer loop
     constexpr bool kHoldsQuery = !C::kQueryInRegisters && !C::kShareQueryOutput;
     bool holds_query = kHoldsQuery;
     const auto finish = [&](const Entry& e, const Probabilities& held) {
@@ -558,7 +558,7 @@ struct Consumer {
           break;
         }
         step(e, before, even_tile, odd_tile);
-        if constexpr (kCopies) {
+        if constexpr (!C::kTwoTiles) {
           // Only an operation that the assembler can not see through keeps it from writing the first of these before the product has read
           // it (it would serialise the products: warning C7513).
           const uint32_t zero = static_cast<uint32_t>(remaining) >> 31;

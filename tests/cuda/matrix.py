@@ -238,6 +238,8 @@ def hopper() -> list[Case]:
         cases.append(Case(mask, 3, 2, 2, 300, 300, dim, dim, "f16", tile=tile, kernel=kernel, kv="length"))
         cases.append(Case(mask, 1, 2, 2, 200, 150, dim, dim, "f16", tile=tile, kernel=kernel, masked_row=MaskedRow.NAN))
         cases.append(Case(mask, 1, 2, 2, 130, 150, dim, dim, tile=tile, kernel=kernel, encoded=(513, 700)))
+    for dtype, dim, mask in itertools.product(("f16", "bf16"), (32, 64), ("all", "random", "empty_rows", "per_head")):
+        cases.append(Case(mask, 1, 2, 1, 1600, 1700, dim, dim, dtype, tile=(192, 64), kernel=kernel))  # long lists
     for mask, (dim, v_dim) in itertools.product(MASKS, ((64, 128), (128, 64), (256, 192))):
         for tile in hopper_tiles(max(dim, v_dim)):
             cases.append(Case(mask, 2, 2, 1, 700, 700, dim, v_dim, "bf16", tile=tile, kernel=kernel))
@@ -318,8 +320,11 @@ def every_instance() -> list[Case]:
 
 def every_hopper_instance() -> list[Case]:
     """Small cases that reach every sm_90 instance, for compute-sanitizer."""
-    return [
-        Case("longformer", 1, 2, 1, 1000, 1000, dim, dim, dtype, "BSHD", tile, kernel=Kernel.BLOCK_SM90)
-        for dtype, dim in itertools.product(("f16", "bf16"), (32, 64, 96, 128, 192, 256))
-        for tile in hopper_tiles(dim)
-    ]
+    kernel = Kernel.BLOCK_SM90
+    cases = []
+    for dtype, dim in itertools.product(("f16", "bf16"), (32, 64, 96, 128, 192, 256)):
+        for tile in hopper_tiles(dim):
+            cases.append(Case("longformer", 1, 2, 1, 1000, 1000, dim, dim, dtype, "BSHD", tile, kernel=kernel))
+        if dim <= 64:  # long lists have instances of their own
+            cases.append(Case("random", 1, 1, 1, 193, 1600, dim, dim, dtype, "BSHD", (192, 64), kernel=kernel))
+    return cases
