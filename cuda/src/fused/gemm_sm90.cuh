@@ -2,7 +2,8 @@
 // persistent.
 //
 // A block is one producer warp and two consumer warpgroups. Output tiles are kBands x 64 rows a warpgroup:
-//   cooperative  both warpgroups share a tile, one below the other, and every step of B
+//   cooperative  both warpgroups share a tile, one below the other, and every step of B; the second one runs a few steps behind, and
+//                the stores of a tile are spread over the first steps of the next
 //   ping-pong    each has tiles of its own, and takes turns at the tensor cores: one's epilogue runs beside the other's products
 // A gated tile is a plain one whose first half of columns comes from b and whose second half comes from b2: both factors of
 // an output element land in the same thread.
@@ -52,6 +53,7 @@ struct GemmConfig {
   static constexpr int kRows = kBands * 64 * (kPingPong ? 1 : 2);
   static constexpr int kOutColumns = kGated ? kColumns / 2 : kColumns;
   static constexpr int kAccumulators = kColumns / 2;  // of a band
+  static constexpr int kLag = kStages / 2;  // steps that the second cooperative warpgroup stays behind the first
   static constexpr int kColumnChunks = kOutColumns / kChunk;
   static constexpr int kChunks = kBands * kColumnChunks;
   static constexpr int kBlockBytes = kGemmStep * 64 * 2;  // 64 columns of B, or rows of A
@@ -73,6 +75,11 @@ struct GemmConfig {
 
 struct GemmTile {
   int m, n;
+};
+
+// First row and column of a warpgroup's part of a tile.
+struct GemmPlace {
+  int row, column;
 };
 
 // Cluster rows in groups; within a group all rows of a column, then the next column: what runs at a time reads few tiles of A and B.
@@ -133,6 +140,12 @@ __device__ __forceinline__ void activate_all(float (&v)[32], Activation activati
   }
 }
 
+__device__ __forceinline__ uint32_t global_read(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
+
 template <class Element>
 __device__ __forceinline__ float2 unpack(uint32_t packed) {
   if constexpr (__is_same(Element, __half)) return __half22float2(*reinterpret_cast<const __half2*>(&packed));
@@ -145,9 +158,13 @@ struct GemmConsumer {
   const GemmArgs& args;
   const uint32_t shared;
   const int warpgroup, warp, lane, rank;
+  const uint32_t matrix_offset;  // of this lane's row of an 8 x 8 matrix in a swizzled slab, for ldmatrix and stmatrix alike
   float acc[C::kBands * C::kAccumulators];
   uint32_t bias[C::kColumns / 8];  // of this thread's columns, two a word
+  uint32_t packed[C::kPingPong ? 1 : C::kChunks * 16];  // finished elements that are still to be stored, two a word
+  GemmPlace packed_place{-1, 0};
   Ring<C::kStages> ring;
+  int last = 0;                  // the stage that the last products read
   uint32_t residual_phases = 0;  // a bit a buffer
 
   __device__ __forceinline__ uint32_t buffer(int i) const {
@@ -156,9 +173,9 @@ struct GemmConsumer {
   __device__ __forceinline__ uint32_t residual_barrier(int i) const {
     return shared + C::kResidualAt + ((warpgroup * 4 + warp) * C::kBuffers + i) * 8;
   }
-  __device__ __forceinline__ int chunk_row(int row, int chunk) const { return row + chunk / C::kColumnChunks * 64 + warp * 16; }
-  __device__ __forceinline__ int chunk_column(int column, int chunk) const {
-    return column + chunk % C::kColumnChunks * kChunk;
+  // This warp's part of a chunk.
+  __device__ __forceinline__ GemmPlace slab(GemmPlace tile, int chunk) const {
+    return {tile.row + chunk / C::kColumnChunks * 64 + warp * 16, tile.column + chunk % C::kColumnChunks * kChunk};
   }
 
   __device__ __forceinline__ void release(int stage) const {
@@ -175,19 +192,21 @@ struct GemmConsumer {
       const bool second = C::kGated && i >= C::kColumns / 16;
       const void* const source = second ? args.bias2 : args.bias;
       const int at = column + (second ? i - C::kColumns / 16 : i) * 8 + lane % 4 * 2;
-      bias[i] = source != nullptr && at < args.n ? __ldg(static_cast<const uint32_t*>(source) + at / 2) : 0;
+      bias[i] = 0;
+      if (source != nullptr && at < args.n) bias[i] = global_read(static_cast<const uint32_t*>(source) + at / 2);
     }
   }
 
   // By lane 0, once the stores that read the buffer are done with it.
-  __device__ __forceinline__ void load_residual(int chunk, int row, int column) const {
+  __device__ __forceinline__ void load_residual(int chunk, GemmPlace tile) const {
     const uint32_t barrier = residual_barrier(chunk % C::kBuffers);
+    const GemmPlace at = slab(tile, chunk);
     barrier_arrive_expect(barrier, kSlabBytes);
-    tma_load(buffer(chunk % C::kBuffers), &args.residual, barrier, chunk_column(column, chunk), chunk_row(row, chunk));
+    tma_load(buffer(chunk % C::kBuffers), &args.residual, barrier, at.column, at.row);
   }
 
   // acc = the tile's products.
-  __device__ __forceinline__ void multiply(int row, int column) {
+  __device__ __forceinline__ void multiply(GemmPlace tile, bool first) {
     using Product = Wgmma<typename C::Element, true, C::kColumns>;
     const uint32_t a_offset = C::kPingPong ? 0 : warpgroup * C::kBands * C::kBlockBytes;
     int previous = 0;
@@ -205,11 +224,15 @@ struct GemmConsumer {
         }
       }
       wgmma_commit();
+      if constexpr (!C::kPingPong) {
+        if (first && warpgroup == 0 && step == min(C::kLag, args.steps - 1)) named_barrier_arrive(3, 256);
+        store_packed(step);
+      }
       if (step == 0) {
         // The first products run while the last tile's stores leave the buffers.
         if (args.has_residual && lane == 0) {
           bulk_wait_read();
-          for (int i = 0; i < C::kBuffers; ++i) load_residual(i, row, column);
+          for (int i = 0; i < C::kBuffers; ++i) load_residual(i, tile);
         }
         __syncwarp();
       } else {
@@ -221,75 +244,122 @@ struct GemmConsumer {
     }
     last = previous;
   }
-  int last = 0;  // stage that the last products read
 
-  __device__ __forceinline__ void store(int row, int column) {
-    // Where this lane's row of an 8 x 8 matrix lies in a swizzled slab, for ldmatrix and stmatrix alike.
-    const uint32_t matrix_offset = lane % 16 * 128 + (((lane / 16) ^ (lane % 8)) * 16);
+  // Chunk `chunk` of the finished tile, if there is one.
+  __device__ __forceinline__ void store_packed(int chunk) {
+    if (packed_place.row < 0) return;
 #pragma unroll
-    for (int chunk = 0; chunk < C::kChunks; ++chunk) {
-      const int band = chunk / C::kColumnChunks, c = chunk % C::kColumnChunks;
-      float* const from = acc + band * C::kAccumulators + c * 32;
-      float v[32];
+    for (int i = 0; i < C::kChunks; ++i) {
+      if (i != chunk) continue;
+      if (lane == 0) bulk_wait_read<C::kBuffers - 1>();
+      __syncwarp();
+      store_chunk(packed + i * 16, i, packed_place);
+    }
+  }
+
+  // What is left of it after `steps` steps of the next.
+  __device__ __forceinline__ void store_rest(int steps) {
+    for (int chunk = steps; chunk < C::kChunks; ++chunk) store_packed(chunk);
+    packed_place.row = -1;
+  }
+
+  // A chunk's packed elements leave through its buffer, which is free.
+  __device__ __forceinline__ void store_chunk(const uint32_t* from, int chunk, GemmPlace tile) const {
+    const uint32_t to = buffer(chunk % C::kBuffers);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      store_matrices((to + matrix_offset) ^ (j * 32), from[4 * j], from[4 * j + 1], from[4 * j + 2], from[4 * j + 3]);
+    }
+    async_proxy_fence();
+    __syncwarp();
+    if (lane == 0) {
+      const GemmPlace at = slab(tile, chunk);
+      tma_store(&args.out, to, at.column, at.row);
+      bulk_commit();
+    }
+  }
+
+  // Bias, activation and gate of a chunk, in fp32.
+  __device__ __forceinline__ void finish(float (&v)[32], int chunk) const {
+    const int c = chunk % C::kColumnChunks;
+    const float* const from = acc + chunk / C::kColumnChunks * C::kAccumulators + c * 32;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 b = unpack<typename C::Element>(bias[c * 8 + j]);
+      v[4 * j] = from[4 * j] + b.x;
+      v[4 * j + 1] = from[4 * j + 1] + b.y;
+      v[4 * j + 2] = from[4 * j + 2] + b.x;
+      v[4 * j + 3] = from[4 * j + 3] + b.y;
+    }
+    activate_all(v, args.activation);
+    if constexpr (C::kGated) {
+      const float* const factor = from + C::kAccumulators / 2;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float2 b = unpack<typename C::Element>(bias[c * 8 + j]);
-        v[4 * j] = from[4 * j] + b.x;
-        v[4 * j + 1] = from[4 * j + 1] + b.y;
-        v[4 * j + 2] = from[4 * j + 2] + b.x;
-        v[4 * j + 3] = from[4 * j + 3] + b.y;
+        const float2 b = unpack<typename C::Element>(bias[C::kColumns / 16 + c * 8 + j]);
+        v[4 * j] *= factor[4 * j] + b.x;
+        v[4 * j + 1] *= factor[4 * j + 1] + b.y;
+        v[4 * j + 2] *= factor[4 * j + 2] + b.x;
+        v[4 * j + 3] *= factor[4 * j + 3] + b.y;
       }
-      activate_all(v, args.activation);
-      if constexpr (C::kGated) {
-        const float* const factor = from + C::kAccumulators / 2;
+    }
+  }
+
+  __device__ __forceinline__ void pack_all(const float (&v)[32], uint32_t* to) const {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float2 b = unpack<typename C::Element>(bias[C::kColumns / 16 + c * 8 + j]);
-          v[4 * j] *= factor[4 * j] + b.x;
-          v[4 * j + 1] *= factor[4 * j + 1] + b.y;
-          v[4 * j + 2] *= factor[4 * j + 2] + b.x;
-          v[4 * j + 3] *= factor[4 * j + 3] + b.y;
-        }
+    for (int i = 0; i < 16; ++i) to[i] = pack<typename C::Element>(v[2 * i], v[2 * i + 1]);
+  }
+
+  __device__ __forceinline__ void add_residual(float (&v)[32], int chunk) {
+    const int b = chunk % C::kBuffers;
+    barrier_wait(residual_barrier(b), residual_phases >> b & 1);
+    residual_phases ^= 1u << b;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t r[4];
+      load_matrices(r, (buffer(b) + matrix_offset) ^ (j * 32));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 x = unpack<typename C::Element>(r[i]);
+        v[8 * j + 2 * i] += x.x;
+        v[8 * j + 2 * i + 1] += x.y;
       }
-      constexpr int kBuffers = C::kBuffers;
-      const uint32_t at = buffer(chunk % kBuffers) + matrix_offset;
-      if (!C::kGated && args.has_residual) {
-        barrier_wait(residual_barrier(chunk % kBuffers), residual_phases >> (chunk % kBuffers) & 1);
-        residual_phases ^= 1u << (chunk % kBuffers);
+    }
+  }
+
+  // Finishes the tile and stores it at once.
+  __device__ __forceinline__ void store(GemmPlace tile) {
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          uint32_t r[4];
-          load_matrices(r, at ^ (j * 16));
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float2 x = unpack<typename C::Element>(r[i]);
-            v[4 * j + 2 * i] += x.x;
-            v[4 * j + 2 * i + 1] += x.y;
-          }
-        }
+    for (int chunk = 0; chunk < C::kChunks; ++chunk) {
+      float v[32];
+      uint32_t words[16];
+      finish(v, chunk);
+      const bool residual = !C::kGated && args.has_residual;
+      if (residual) {
+        add_residual(v, chunk);
       } else {
-        if (lane == 0) bulk_wait_read<kBuffers - 1>();
+        if (lane == 0) bulk_wait_read<C::kBuffers - 1>();
       }
+      pack_all(v, words);
       __syncwarp();
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        store_matrices(at ^ (j * 16), pack<typename C::Element>(v[4 * j], v[4 * j + 1]),
-                       pack<typename C::Element>(v[4 * j + 2], v[4 * j + 3]),
-                       pack<typename C::Element>(v[4 * j + 4], v[4 * j + 5]),
-                       pack<typename C::Element>(v[4 * j + 6], v[4 * j + 7]));
-      }
-      async_proxy_fence();
-      __syncwarp();
-      if (lane == 0) {
-        tma_store(&args.out, buffer(chunk % kBuffers), chunk_column(column, chunk), chunk_row(row, chunk));
-        bulk_commit();
-        if (!C::kGated && chunk + kBuffers < C::kChunks && args.has_residual) {
-          bulk_wait_read();
-          load_residual(chunk + kBuffers, row, column);
-        }
+      store_chunk(words, chunk, tile);
+      if (residual && chunk + C::kBuffers < C::kChunks && lane == 0) {
+        bulk_wait_read();
+        load_residual(chunk + C::kBuffers, tile);
       }
       __syncwarp();
     }
+  }
+
+  // Finishes the tile; the next one's steps store it.
+  __device__ __forceinline__ void keep(GemmPlace tile) {
+#pragma unroll
+    for (int chunk = 0; chunk < C::kChunks; ++chunk) {
+      float v[32];
+      finish(v, chunk);
+      pack_all(v, packed + chunk * 16);
+    }
+    packed_place = tile;
   }
 
   __device__ __forceinline__ void run() {
@@ -301,22 +371,31 @@ struct GemmConsumer {
       ring.advance(args.steps);
       first = false;
     }
+    if (!C::kPingPong && warpgroup == 1) named_barrier_sync(3, 256);  // see kLag
     for (; index < args.tiles; index += C::kPingPong ? 2 * stride : stride) {
       const GemmTile tile = gemm_tile(args, index);
-      const int column = tile.n * C::kOutColumns;
-      const int row = (tile.m * C::kCluster + rank) * C::kRows + (C::kPingPong ? 0 : warpgroup * C::kBands * 64);
-      load_bias(column);
+      const GemmPlace place{(tile.m * C::kCluster + rank) * C::kRows + (C::kPingPong ? 0 : warpgroup * C::kBands * 64),
+                            tile.n * C::kOutColumns};
       // Named barrier 1 + w lets warpgroup w go on to its products: the other arrives once it has issued its own.
       if (C::kPingPong && !first) named_barrier_sync(1 + warpgroup, 256);
+      multiply(place, first);
       first = false;
-      multiply(row, column);
       if (C::kPingPong && index + stride < args.tiles) named_barrier_arrive(2 - warpgroup, 256);
+      if constexpr (!C::kPingPong) store_rest(args.steps);
+      load_bias(place.column);
       wgmma_wait<0>();
       pin(acc);
       release(last);
       if (C::kPingPong) ring.advance(args.steps);
-      store(row, column);
+      if (C::kPingPong || args.has_residual) {
+        store(place);
+#pragma unroll
+        for (uint32_t& word : packed) word = 0;  // not live until here, as far as the compiler can tell
+      } else {
+        keep(place);
+      }
     }
+    if constexpr (!C::kPingPong) store_rest(0);
     if (lane == 0) bulk_wait_read();
   }
 };
@@ -351,7 +430,9 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(kGemmThrea
     }
   } else {
     registers_grow<232>();
-    GemmConsumer<C> consumer{args, shared, warpgroup - 1, warp, static_cast<int>(threadIdx.x % 32), rank};
+    const int lane = threadIdx.x % 32;
+    const uint32_t matrix_offset = lane % 16 * 128 + (((lane / 16) ^ (lane % 8)) * 16);
+    GemmConsumer<C> consumer{args, shared, warpgroup - 1, warp, lane, rank, matrix_offset};
     consumer.run();
   }
   // No block may end before its neighbours' copies and arrivals have reached it.
