@@ -1,0 +1,170 @@
+"""GEMM regions in one TensorRT engine of dynamic rows, against float64. Skipped without TensorRT and a Hopper GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import erf
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from stof_onnx.kernels import gemm
+from stof_onnx.options import DimRange
+from stof_onnx.trt import cuda
+from stof_onnx.trt.availability import device, why_no_engine
+from stof_onnx.trt.build import BuildOptions, build_engine
+from stof_onnx.trt.engine_step import find_plugin_library
+from stof_onnx.trt.session import EngineSession
+
+
+def why_not() -> str:
+    return why_no_engine() or ("" if device().arch == 90 else "needs a Hopper GPU")
+
+
+pytestmark = [pytest.mark.trt, pytest.mark.gpu, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+WIDTH, HIDDEN = 264, 520  # neither a multiple of any tile
+ACTIVATIONS = ("none", "relu", "gelu_erf", "gelu_tanh", "silu")
+
+
+@dataclass(frozen=True)
+class Region:
+    """A node on x[B, S, WIDTH]."""
+
+    template: str = "gemm_epilogue"
+    activation: str = "none"
+    bias: bool = True
+    residual: bool = False
+    config: str = gemm.AUTO
+
+
+def regions() -> list[Region]:
+    found = [Region(t, a) for t in gemm.VARIANTS for a in ACTIVATIONS]
+    found += [Region(t, "silu", bias=False, config=c) for t in gemm.VARIANTS for c in gemm.configs(t)]
+    return found + [
+        Region("gemm_epilogue", a, residual=True, bias=b) for a in ("none", "gelu_erf") for b in (True, False)
+    ]
+
+
+def activate(x: np.ndarray, activation: str) -> np.ndarray:
+    if activation == "relu":
+        return np.maximum(x, 0)
+    if activation == "gelu_erf":
+        return x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+    if activation == "gelu_tanh":
+        return x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return x / (1 + np.exp(-x)) if activation == "silu" else x
+
+
+def weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    found = {f"w{i}": rng.standard_normal((WIDTH, HIDDEN)) * WIDTH**-0.5 for i in range(2)}
+    found |= {f"b{i}": rng.standard_normal(HIDDEN) for i in range(2)}
+    return {name: array.astype(np.float16) for name, array in found.items()}
+
+
+def inputs_of(region: Region) -> list[str]:
+    """Names of the inputs, in the contract's order."""
+    factors = 2 if region.template == "gated_mlp" else 1
+    names = ["x", *(f"w{i}" for i in range(factors))]
+    names += [f"b{i}" for i in range(factors)] * region.bias
+    return names + ["r"] * region.residual
+
+
+def reference(region: Region, values: dict[str, np.ndarray]) -> np.ndarray:
+    v = {name: array.astype(np.float64) for name, array in values.items()}
+    linear = [v["x"] @ v[f"w{i}"] + (v[f"b{i}"] if region.bias else 0) for i in range(2)]
+    out = activate(linear[0], region.activation)
+    if region.template == "gated_mlp":
+        out = out * linear[1]
+    return out + v["r"] if region.residual else out
+
+
+def model(constants: dict[str, np.ndarray]) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node(
+            "StofFusedRegion",
+            inputs_of(region),
+            [f"y{i}"],
+            domain="stof",
+            name=f"region{i}",
+            template=region.template,
+            activation=region.activation,
+            has_bias=int(region.bias),
+            has_residual=int(region.residual),
+            config=region.config,
+            plugin_version="1",
+            plugin_namespace="stof",
+        )
+        for i, region in enumerate(regions())
+    ]
+    half = TensorProto.FLOAT16
+    graph = helper.make_graph(
+        nodes,
+        "regions",
+        [helper.make_tensor_value_info(n, half, ["b", "s", w]) for n, w in (("x", WIDTH), ("r", HIDDEN))],
+        [helper.make_tensor_value_info(f"y{i}", half, ["b", "s", HIDDEN]) for i in range(len(nodes))],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("stof", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory):
+    """A session, and the constants of its regions."""
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    constants = weights(np.random.default_rng(seed))
+    folder: Path = tmp_path_factory.mktemp("regions")
+    onnx.save(model(constants), str(folder / "regions.onnx"))
+    rows = (DimRange(1, 2, 4), DimRange(1, 128, 512))
+    profile = {name: (*rows, DimRange(width, width, width)) for name, width in (("x", WIDTH), ("r", HIDDEN))}
+    library = find_plugin_library()
+    options = BuildOptions("fp16", profile, plugins=library, embed=False, level=0)
+    session = EngineSession(build_engine(folder / "regions.onnx", options).data, library)
+    yield session, constants
+    session.close()
+
+
+def feeds(rng: np.random.Generator, batch: int, seq: int) -> dict[str, np.ndarray]:
+    return {n: rng.standard_normal((batch, seq, w)).astype(np.float16) for n, w in (("x", WIDTH), ("r", HIDDEN))}
+
+
+def assert_right(got: dict[str, np.ndarray], values: dict[str, np.ndarray]) -> None:
+    for i, region in enumerate(regions()):
+        wanted = reference(region, values)
+        assert got[f"y{i}"].shape == wanted.shape, region
+        error = np.abs(got[f"y{i}"].astype(np.float64) - wanted)
+        assert (error <= 1e-3 * np.abs(wanted) + 1e-3).all(), (region, error.max())
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (2, 128), (3, 77), (4, 512)])
+def test_regions_in_an_engine(engine, rng, batch, seq):
+    session, constants = engine
+    given = feeds(rng, batch, seq)
+    assert_right(session.run(given), {**constants, **given})
+
+
+def test_a_cuda_graph_replays_with_new_inputs(engine, rng):
+    session, constants = engine
+    session.run(feeds(rng, 2, 100))
+    graph = session.capture()
+    assert graph is not None
+    given = feeds(rng, 2, 100)
+    session.bind(given)
+    cuda.call("cudaGraphLaunch", graph, session.stream)
+    cuda.call("cudaStreamSynchronize", session.stream)
+    assert_right(session.fetch(), {**constants, **given})
+    cuda.call("cudaGraphExecDestroy", graph)
+
+
+def test_a_variant_that_the_library_lacks_is_named(tmp_path):
+    broken = model(weights(np.random.default_rng(0)))
+    next(a for a in broken.graph.node[0].attribute if a.name == "config").s = b"fastest"
+    onnx.save(broken, str(tmp_path / "broken.onnx"))
+    rows = (DimRange(1, 1, 1),) * 2
+    profile = {name: (*rows, DimRange(width, width, width)) for name, width in (("x", WIDTH), ("r", HIDDEN))}
+    options = BuildOptions("fp16", profile, plugins=find_plugin_library(), embed=False, level=0)
+    with pytest.raises(Exception, match="no such variant"):
+        build_engine(tmp_path / "broken.onnx", options)
