@@ -56,6 +56,7 @@ struct GemmConfig {
   static constexpr int kLag = kStages / 2;  // steps that the second cooperative warpgroup stays behind the first
   static constexpr int kColumnChunks = kOutColumns / kChunk;
   static constexpr int kChunks = kBands * kColumnChunks;
+  static constexpr bool kWholeTile = kBuffers == kChunks;  // the buffers hold all of a warp's part of a tile
   static constexpr int kBlockBytes = kGemmStep * 64 * 2;  // 64 columns of B, or rows of A
   static constexpr int kABytes = kRows * kGemmStep * 2;
   static constexpr int kBBytes = kColumns * kGemmStep * 2;
@@ -228,14 +229,9 @@ struct GemmConsumer {
         if (first && warpgroup == 0 && step == min(C::kLag, args.steps - 1)) named_barrier_arrive(3, 256);
         store_packed(step);
       }
-      if (step == 0) {
-        // The first products run while the last tile's stores leave the buffers.
-        if (args.has_residual && lane == 0) {
-          bulk_wait_read();
-          for (int i = 0; i < C::kBuffers; ++i) load_residual(i, tile);
-        }
-        __syncwarp();
-      } else {
+      // The first products run while the last tile's stores leave the buffers.
+      if (step == kResidualStep) load_residuals(tile);
+      if (step > 0) {
         wgmma_wait<1>();
         release(previous);
       }
@@ -243,6 +239,20 @@ struct GemmConsumer {
       ring.advance();
     }
     last = previous;
+    if constexpr (!C::kPingPong) store_rest(args.steps);
+    if (args.steps <= kResidualStep) load_residuals(tile);
+  }
+
+  // The step of a tile from which on its residual may be loaded: the stores of the last tile have been issued.
+  static constexpr int kResidualStep = !C::kPingPong && C::kWholeTile ? C::kChunks : 0;
+
+  __device__ __forceinline__ void load_residuals(GemmPlace tile) const {
+    if (C::kGated || !args.has_residual) return;
+    if (lane == 0) {
+      bulk_wait_read();
+      for (int i = 0; i < C::kBuffers; ++i) load_residual(i, tile);
+    }
+    __syncwarp();
   }
 
   // Chunk `chunk` of the finished tile, if there is one.
@@ -357,6 +367,7 @@ struct GemmConsumer {
     for (int chunk = 0; chunk < C::kChunks; ++chunk) {
       float v[32];
       finish(v, chunk);
+      if (!C::kGated && C::kWholeTile && args.has_residual) add_residual(v, chunk);
       pack_all(v, packed + chunk * 16);
     }
     packed_place = tile;
@@ -381,13 +392,12 @@ struct GemmConsumer {
       multiply(place, first);
       first = false;
       if (C::kPingPong && index + stride < args.tiles) named_barrier_arrive(2 - warpgroup, 256);
-      if constexpr (!C::kPingPong) store_rest(args.steps);
       load_bias(place.column);
       wgmma_wait<0>();
       pin(acc);
       release(last);
       if (C::kPingPong) ring.advance(args.steps);
-      if (C::kPingPong || args.has_residual) {
+      if (C::kPingPong || (!C::kWholeTile && args.has_residual)) {
         store(place);
 #pragma unroll
         for (uint32_t& word : packed) word = 0;  // not live until here, as far as the compiler can tell

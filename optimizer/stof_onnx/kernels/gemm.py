@@ -29,6 +29,7 @@ VARIANTS: dict[str, tuple[GemmVariant, ...]] = {
         GemmVariant("pingpong_128x128_c2", 128, 128, 2, True),
         GemmVariant("pingpong_128x128", 128, 128, 1, True),
         GemmVariant("pingpong_64x256_c2", 64, 256, 2, True),
+        GemmVariant("coop_128x192", 128, 192, 1, False),
         GemmVariant("coop_128x128", 128, 128, 1, False),
         GemmVariant("coop_128x64", 128, 64, 1, False),
     ),
