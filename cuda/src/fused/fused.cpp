@@ -13,9 +13,11 @@ namespace {
 #ifdef STOF_HAVE_SM90
 #define STOF_CONFIG(name, bands, columns, stages, cluster, ping_pong, gated, buffers) \
   {name, (bands) * 64 * ((ping_pong) ? 1 : 2), (columns) / ((gated) ? 2 : 1), 64, stages, cluster, 90},
-constexpr FusedConfig kGemmConfigs[] = {STOF_GEMM_VARIANTS(STOF_CONFIG)};
+#define STOF_SPLIT_CONFIG(name, split) {name, 128, 64, 64, 6, 1, 90},
+constexpr FusedConfig kGemmConfigs[] = {STOF_GEMM_VARIANTS(STOF_CONFIG) STOF_SPLIT_VARIANTS(STOF_SPLIT_CONFIG)};
 constexpr FusedConfig kGatedConfigs[] = {STOF_GATED_VARIANTS(STOF_CONFIG)};
 #undef STOF_CONFIG
+#undef STOF_SPLIT_CONFIG
 #endif
 
 bool misaligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; }

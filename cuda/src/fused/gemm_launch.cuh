@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "fused/gemm_sm90.cuh"
+#include "fused/gemm_split_sm90.cuh"
 #include "fused/variants.h"
 #include "sm90/tensor_map.h"
 
@@ -22,40 +23,63 @@ inline bool matrix_map(CUtensorMap* map, DType dtype, const void* data, int rows
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <class C>
-cudaError_t launch(const FusedParams& p, cudaStream_t stream) {
+// Everything but the order of tiles, which the variant decides.
+inline cudaError_t make_args(GemmArgs* args, const FusedParams& p, int rows, int cluster_rows, int columns) {
   if (encode_tiled() == nullptr) return cudaErrorNotSupported;
-  GemmArgs args{};
-  if (!matrix_map(&args.a, p.dtype, p.a, p.m, p.k, p.stride_a, C::kRows) ||
-      !matrix_map(&args.b, p.dtype, p.b, p.k, p.n, p.stride_b, kGemmStep) ||
-      !matrix_map(&args.out, p.dtype, p.out, p.m, p.n, p.stride_out, 16) ||
-      (p.b2 && !matrix_map(&args.b2, p.dtype, p.b2, p.k, p.n, p.stride_b2, kGemmStep)) ||
-      (p.residual && !matrix_map(&args.residual, p.dtype, p.residual, p.m, p.n, p.stride_residual, 16))) {
+  if (!matrix_map(&args->a, p.dtype, p.a, p.m, p.k, p.stride_a, rows) ||
+      !matrix_map(&args->b, p.dtype, p.b, p.k, p.n, p.stride_b, kGemmStep) ||
+      !matrix_map(&args->out, p.dtype, p.out, p.m, p.n, p.stride_out, 16) ||
+      (p.b2 && !matrix_map(&args->b2, p.dtype, p.b2, p.k, p.n, p.stride_b2, kGemmStep)) ||
+      (p.residual && !matrix_map(&args->residual, p.dtype, p.residual, p.m, p.n, p.stride_residual, 16))) {
     return cudaErrorInvalidValue;
   }
+  const auto ceiling = [](int a, int b) { return (a + b - 1) / b; };
+  args->bias = p.bias;
+  args->bias2 = p.bias2;
+  args->residual_data = p.residual;
+  args->out_data = p.out;
+  args->stride_residual = p.stride_residual;
+  args->stride_out = p.stride_out;
+  args->m = p.m;
+  args->n = p.n;
+  args->steps = ceiling(p.k, kGemmStep);
+  args->clusters_m = ceiling(p.m, cluster_rows);
+  args->tiles_n = ceiling(p.n, columns);
+  args->tiles = args->clusters_m * args->tiles_n;
+  args->group = kGroup * rows / cluster_rows;
+  args->activation = p.activation;
+  args->has_residual = p.residual != nullptr;
+  return cudaSuccess;
+}
+
+template <class Kernel>
+cudaError_t launch_kernel(Kernel kernel, const GemmArgs& args, int blocks, int shared_bytes, cudaStream_t stream) {
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<blocks, kGemmThreads, shared_bytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <class C>
+cudaError_t launch(const FusedParams& p, cudaStream_t stream) {
+  GemmArgs args{};
   int device, multiprocessors;
-  cudaError_t error = cudaGetDevice(&device);
+  cudaError_t error = make_args(&args, p, C::kRows, C::kRows * C::kCluster, C::kOutColumns);
+  if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
   if (error != cudaSuccess) return error;
-  const auto ceiling = [](int a, int b) { return (a + b - 1) / b; };
-  args.bias = p.bias;
-  args.bias2 = p.bias2;
-  args.n = p.n;
-  args.steps = ceiling(p.k, kGemmStep);
-  args.clusters_m = ceiling(p.m, C::kRows * C::kCluster);
-  args.tiles_n = ceiling(p.n, C::kOutColumns);
-  args.tiles = args.clusters_m * args.tiles_n;
-  args.group = kGroup / C::kCluster;
-  args.activation = p.activation;
-  args.has_residual = p.residual != nullptr;
-  const auto kernel = gemm_sm90_kernel<C>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
-  if (error != cudaSuccess) return error;
   const int blocks = std::min(multiprocessors / C::kCluster, args.tiles) * C::kCluster;
-  kernel<<<blocks, kGemmThreads, C::kSharedBytes, stream>>>(args);
-  return cudaGetLastError();
+  return launch_kernel(gemm_sm90_kernel<C>, args, blocks, C::kSharedBytes, stream);
+}
+
+template <class C>
+cudaError_t launch_split(const FusedParams& p, cudaStream_t stream) {
+  GemmArgs args{};
+  const cudaError_t error = make_args(&args, p, C::kRows, C::kRows, C::kColumns);
+  if (error != cudaSuccess) return error;
+  return launch_kernel(gemm_split_sm90_kernel<C>, args, args.tiles * C::kSplit, C::kSharedBytes, stream);
 }
 
 template <class Element>
@@ -63,12 +87,16 @@ cudaError_t launch_variant(const FusedParams& p, int32_t index, cudaStream_t str
   int32_t i = 0;
 #define STOF_LAUNCH(name, bands, columns, stages, cluster, ping_pong, gated, buffers) \
   if (i++ == index) return launch<GemmConfig<Element, bands, columns, stages, cluster, ping_pong, gated, buffers>>(p, stream);
+#define STOF_LAUNCH_SPLIT(name, split) \
+  if (i++ == index) return launch_split<GemmSplitConfig<Element, split>>(p, stream);
   if (p.template_id == FusedTemplate::kGatedMlp) {
     STOF_GATED_VARIANTS(STOF_LAUNCH)
   } else {
     STOF_GEMM_VARIANTS(STOF_LAUNCH)
+    STOF_SPLIT_VARIANTS(STOF_LAUNCH_SPLIT)
   }
 #undef STOF_LAUNCH
+#undef STOF_LAUNCH_SPLIT
   return cudaErrorInvalidValue;
 }
 

@@ -32,7 +32,10 @@ constexpr int kGemmThreads = 3 * 128;
 struct GemmArgs {
   CUtensorMap a, b, b2, residual, out;
   const void *bias, *bias2;  // null: none
-  int32_t n, steps;
+  const void* residual_data;  // the same as the maps, for kernels that need none
+  void* out_data;
+  int64_t stride_residual, stride_out;
+  int32_t m, n, steps;
   int32_t clusters_m, tiles_n, tiles;  // tiles of a whole cluster
   int32_t group;                       // clusters along m that walk along n together
   Activation activation;

@@ -1,4 +1,4 @@
-// The compiled variants of the GEMM kernel (gemm_sm90.cuh), and how fused.cpp reaches them.
+// The compiled variants of the GEMM kernels (gemm_sm90.cuh, gemm_split_sm90.cuh), and how fused.cpp reaches them.
 #pragma once
 #include "stof/fused.h"
 
@@ -12,6 +12,10 @@
   X("coop_128x192", 1, 192, 4, 1, false, false, 3)           \
   X("coop_128x128", 1, 128, 6, 1, false, false, 2)           \
   X("coop_128x64", 1, 64, 8, 1, false, false, 1)
+// After those, for few rows. X(name, blocks that split the sum over k)
+#define STOF_SPLIT_VARIANTS(X) \
+  X("split_128x64_k4", 4)      \
+  X("split_128x64_k8", 8)
 #define STOF_GATED_VARIANTS(X)                               \
   X("coop_128x128_c2", 1, 256, 4, 2, false, true, 2)         \
   X("coop_128x128", 1, 256, 4, 1, false, true, 2)            \

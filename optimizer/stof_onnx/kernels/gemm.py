@@ -32,6 +32,8 @@ VARIANTS: dict[str, tuple[GemmVariant, ...]] = {
         GemmVariant("coop_128x192", 128, 192, 1, False),
         GemmVariant("coop_128x128", 128, 128, 1, False),
         GemmVariant("coop_128x64", 128, 64, 1, False),
+        GemmVariant("split_128x64_k4", 128, 64, 1, False),
+        GemmVariant("split_128x64_k8", 128, 64, 1, False),
     ),
     "gated_mlp": (
         GemmVariant("coop_128x128_c2", 128, 128, 2, False),
