@@ -8,10 +8,11 @@
   X("coop_128x256", 1, 256, 4, 1, false, false, 2)           \
   X("pingpong_128x128_c2", 2, 128, 5, 2, true, false, 4)     \
   X("pingpong_128x128", 2, 128, 5, 1, true, false, 4)        \
-  X("pingpong_64x256_c2", 1, 256, 4, 2, true, false, 4)      \
+  X("pingpong_128x192_c2", 2, 192, 4, 2, true, false, 2)     \
+  X("pingpong_128x192", 2, 192, 4, 1, true, false, 2)        \
+  X("coop_128x192_c2", 1, 192, 4, 2, false, false, 3)        \
   X("coop_128x192", 1, 192, 4, 1, false, false, 3)           \
-  X("coop_128x128", 1, 128, 6, 1, false, false, 2)           \
-  X("coop_128x64", 1, 64, 8, 1, false, false, 1)
+  X("coop_128x128", 1, 128, 6, 1, false, false, 2)
 // After those, for few rows. X(name, blocks that split the sum over k)
 #define STOF_SPLIT_VARIANTS(X) \
   X("split_128x64_k4", 4)      \
