@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stof_onnx.kernels import gemm
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY
-from stof_onnx.kernels.fused_capi import FusedLibrary, Template
+from stof_onnx.kernels.fused_capi import Activation, FusedLibrary, FusedParams, Template
 
 
 @pytest.mark.skipif(not DEFAULT_LIBRARY.is_file(), reason="needs `make cuda`")
@@ -34,10 +34,21 @@ def test_estimates_grow_with_the_work_and_respect_the_memory(template: str) -> N
         assert gemm.estimate_us(template, name, 4096, 3072, 1536) > times[1]
 
 
-def test_small_tiles_are_for_few_rows() -> None:
-    few, many = (gemm.ranked("gemm_epilogue", m, 768, 768) for m in (128, 32768))
-    assert few[0] == "coop_128x64"
-    assert many[0] != "coop_128x64"
+def test_few_rows_are_split_and_many_are_not() -> None:
+    assert gemm.ranked("gemm_epilogue", 128, 768, 3072)[0].startswith("split")
+    assert not gemm.ranked("gemm_epilogue", 32768, 768, 3072)[0].startswith("split")
+
+
+@pytest.mark.skipif(not DEFAULT_LIBRARY.is_file(), reason="needs `make cuda`")
+@pytest.mark.parametrize("template", Template)
+@pytest.mark.parametrize("activation", [Activation.NONE, Activation.GELU_ERF])
+def test_the_ranking_begins_with_the_librarys_choice(template: Template, activation: Activation) -> None:
+    library, name = FusedLibrary(), template.name.lower()
+    for m in (1, 100, 128, 1000, 4096, 16384, 32768):
+        for k, n in ((768, 768), (768, 2304), (768, 3072), (3072, 768), (2048, 5632), (4096, 11008)):
+            p = FusedParams(template_id=template, activation=activation, m=m, n=n, k=k)
+            chosen = gemm.configs(name)[library.auto_config(p, gemm.H200.multiprocessors)]
+            assert gemm.ranked(name, m, n, k, activation=activation.name.lower())[0] == chosen
 
 
 def test_an_unknown_template_is_an_error() -> None:

@@ -10,14 +10,29 @@
 namespace stof {
 namespace {
 
+// What a launch takes: waves of tiles (of clusters of tiles), each `steps` times step + tile. Nanoseconds.
+struct Cost {
+  int32_t blocks;  // of a cluster
+  int32_t split;   // of them, how many share the steps of one tile
+  int32_t step, tile, activation;
+};
+
 #ifdef STOF_HAVE_SM90
-#define STOF_CONFIG(name, bands, columns, stages, cluster, ping_pong, gated, buffers) \
+#define STOF_CONFIG(name, bands, columns, stages, cluster, ping_pong, gated, buffers, ...) \
   {name, (bands) * 64 * ((ping_pong) ? 1 : 2), (columns) / ((gated) ? 2 : 1), 64, stages, cluster, 90},
-#define STOF_SPLIT_CONFIG(name, split) {name, 128, 64, 64, 6, 1, 90},
+#define STOF_SPLIT_CONFIG(name, ...) {name, 128, 64, 64, 6, 1, 90},
+#define STOF_COST(name, bands, columns, stages, cluster, ping_pong, gated, buffers, ...) {cluster, 1, __VA_ARGS__},
+#define STOF_SPLIT_COST(name, split, ...) {split, split, __VA_ARGS__},
 constexpr FusedConfig kGemmConfigs[] = {STOF_GEMM_VARIANTS(STOF_CONFIG) STOF_SPLIT_VARIANTS(STOF_SPLIT_CONFIG)};
 constexpr FusedConfig kGatedConfigs[] = {STOF_GATED_VARIANTS(STOF_CONFIG)};
+constexpr Cost kGemmCosts[] = {STOF_GEMM_VARIANTS(STOF_COST) STOF_SPLIT_VARIANTS(STOF_SPLIT_COST)};
+constexpr Cost kGatedCosts[] = {STOF_GATED_VARIANTS(STOF_COST)};
 #undef STOF_CONFIG
 #undef STOF_SPLIT_CONFIG
+#undef STOF_COST
+#undef STOF_SPLIT_COST
+#else
+constexpr Cost kGemmCosts[1] = {}, kGatedCosts[1] = {};
 #endif
 
 bool misaligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; }
@@ -53,18 +68,20 @@ const FusedConfig* fused_config(FusedTemplate template_id, int32_t index) {
 }
 
 int32_t fused_auto_config(const FusedParams& p, int32_t sms) {
-  // Work of the fullest multiprocessor, in elements of output tiles; a small tile costs its overhead, a lonely one its loads.
+  const bool gated = p.template_id == FusedTemplate::kGatedMlp;
+  const bool costly = p.activation != Activation::kNone && p.activation != Activation::kRelu;
   int32_t best = -1;
-  double best_cost = std::numeric_limits<double>::infinity();
+  int64_t best_cost = std::numeric_limits<int64_t>::max();
   for (int32_t i = 0; i < fused_config_count(p.template_id); ++i) {
     const FusedConfig& c = *fused_config(p.template_id, i);
-    const int64_t clusters = std::max(sms / c.cluster_m, 1);
+    const Cost& cost = gated ? kGatedCosts[i] : kGemmCosts[i];
     const int64_t tiles = ceiling(p.m, int64_t{c.tile_m} * c.cluster_m) * ceiling(p.n, c.tile_n);
-    const double area = double(c.tile_m) * c.tile_n;
-    const double cost = double(ceiling(tiles, clusters)) * (area + 64.0 * (c.tile_m + c.tile_n / c.cluster_m));
-    if (cost < best_cost) {
+    const int64_t waves = ceiling(tiles, std::max(sms / cost.blocks, 1));
+    const int64_t steps = ceiling(ceiling(p.k, 64), cost.split);
+    const int64_t total = waves * (steps * cost.step + cost.tile + (costly ? cost.activation : 0));
+    if (total < best_cost) {
       best = i;
-      best_cost = cost;
+      best_cost = total;
     }
   }
   return best;

@@ -85,9 +85,9 @@ cudaError_t launch_split(const FusedParams& p, cudaStream_t stream) {
 template <class Element>
 cudaError_t launch_variant(const FusedParams& p, int32_t index, cudaStream_t stream) {
   int32_t i = 0;
-#define STOF_LAUNCH(name, bands, columns, stages, cluster, ping_pong, gated, buffers) \
+#define STOF_LAUNCH(name, bands, columns, stages, cluster, ping_pong, gated, buffers, ...) \
   if (i++ == index) return launch<GemmConfig<Element, bands, columns, stages, cluster, ping_pong, gated, buffers>>(p, stream);
-#define STOF_LAUNCH_SPLIT(name, split) \
+#define STOF_LAUNCH_SPLIT(name, split, ...) \
   if (i++ == index) return launch_split<GemmSplitConfig<Element, split>>(p, stream);
   if (p.template_id == FusedTemplate::kGatedMlp) {
     STOF_GATED_VARIANTS(STOF_LAUNCH)

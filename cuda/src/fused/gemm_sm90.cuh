@@ -154,7 +154,7 @@ __device__ __forceinline__ void activate_all(float (&v)[32], Activation activati
 
 __device__ __forceinline__ uint32_t global_read(const uint32_t* address) {
   uint32_t value;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(address));
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
 

@@ -1,6 +1,7 @@
 """The GEMM templates of StofFusedRegion: their compiled variants, and what a launch will cost.
 
-Needs neither the library nor a GPU. The table repeats cuda/src/fused/variants.h; a test holds both together.
+Needs neither the library nor a GPU. The tables repeat cuda/src/fused/variants.h, `ranked` begins with the library's own
+automatic choice; tests hold both together.
 """
 
 from __future__ import annotations
@@ -9,38 +10,49 @@ from dataclasses import dataclass
 from math import ceil
 
 AUTO = "auto"  # the node attribute `config` that leaves the choice to the library at each launch
+STEP = 64  # of k, that costs count
+COSTLY = ("gelu_erf", "gelu_tanh", "silu")  # activations that take time of their own
 
 
 @dataclass(frozen=True)
 class GemmVariant:
-    """One variant: its output tile, the blocks that share a tile of b, whether epilogues hide behind products."""
+    """One variant: its output tile, and nanoseconds on an H200.
+
+    Attributes:
+        cluster: blocks that share a tile of the weights, each with an output tile of its own.
+        split: blocks that share one output tile, each with a part of k.
+        step_ns: of a step of 64 along k; tile_ns: of what else a tile takes; activation_ns: of a GELU or SiLU in it.
+    """
 
     name: str
     tile_m: int
     tile_n: int
     cluster: int
-    ping_pong: bool
+    split: int
+    step_ns: int
+    tile_ns: int
+    activation_ns: int
 
 
 VARIANTS: dict[str, tuple[GemmVariant, ...]] = {
     "gemm_epilogue": (
-        GemmVariant("coop_128x256_c2", 128, 256, 2, False),
-        GemmVariant("coop_128x256", 128, 256, 1, False),
-        GemmVariant("pingpong_128x128_c2", 128, 128, 2, True),
-        GemmVariant("pingpong_128x128", 128, 128, 1, True),
-        GemmVariant("pingpong_128x192_c2", 128, 192, 2, True),
-        GemmVariant("pingpong_128x192", 128, 192, 1, True),
-        GemmVariant("coop_128x192_c2", 128, 192, 2, False),
-        GemmVariant("coop_128x192", 128, 192, 1, False),
-        GemmVariant("coop_128x128", 128, 128, 1, False),
-        GemmVariant("split_128x64_k4", 128, 64, 1, False),
-        GemmVariant("split_128x64_k8", 128, 64, 1, False),
+        GemmVariant("coop_128x256_c2", 128, 256, 2, 1, 760, 1900, 1900),
+        GemmVariant("coop_128x256", 128, 256, 1, 1, 780, 1900, 1900),
+        GemmVariant("pingpong_128x128_c2", 128, 128, 2, 1, 400, 300, 400),
+        GemmVariant("pingpong_128x128", 128, 128, 1, 1, 410, 300, 400),
+        GemmVariant("pingpong_128x192_c2", 128, 192, 2, 1, 600, 400, 500),
+        GemmVariant("pingpong_128x192", 128, 192, 1, 1, 610, 400, 500),
+        GemmVariant("coop_128x192_c2", 128, 192, 2, 1, 580, 1500, 1500),
+        GemmVariant("coop_128x192", 128, 192, 1, 1, 590, 1500, 1500),
+        GemmVariant("coop_128x128", 128, 128, 1, 1, 440, 1000, 1000),
+        GemmVariant("split_128x64_k4", 128, 64, 1, 4, 270, 2500, 100),
+        GemmVariant("split_128x64_k8", 128, 64, 1, 8, 270, 3000, 100),
     ),
     "gated_mlp": (
-        GemmVariant("coop_128x128_c2", 128, 128, 2, False),
-        GemmVariant("coop_128x128", 128, 128, 1, False),
-        GemmVariant("pingpong_128x64_c2", 128, 64, 2, True),
-        GemmVariant("coop_128x64", 128, 64, 1, False),
+        GemmVariant("coop_128x128_c2", 128, 128, 2, 1, 800, 500, 0),
+        GemmVariant("coop_128x128", 128, 128, 1, 1, 810, 500, 0),
+        GemmVariant("pingpong_128x64_c2", 128, 64, 2, 1, 400, 300, 0),
+        GemmVariant("coop_128x64", 128, 64, 1, 1, 440, 300, 0),
     ),
 }
 
@@ -50,7 +62,6 @@ class GemmDevice:
     """What estimates assume of a GPU."""
 
     multiprocessors: int = 132
-    flops: float = 680e12  # of large products, at the clock that they leave
     bandwidth: float = 4.2e12  # bytes a second of device memory
     launch_us: float = 3.0
 
@@ -67,24 +78,28 @@ def configs(template: str) -> tuple[str, ...]:
     return tuple(v.name for v in VARIANTS[template])
 
 
-def estimate_us(template: str, config: str, m: int, n: int, k: int, device: GemmDevice = H200) -> float:
+def _busy_ns(v: GemmVariant, m: int, n: int, k: int, activation: str, device: GemmDevice) -> int:
+    """Nanoseconds of the fullest multiprocessor, as fused_auto_config counts them."""
+    tiles = ceil(m / (v.tile_m * v.cluster)) * ceil(n / v.tile_n)
+    waves = ceil(tiles / max(device.multiprocessors // (v.cluster * v.split), 1))
+    steps = ceil(ceil(k / STEP) / v.split)
+    return waves * (steps * v.step_ns + v.tile_ns + (v.activation_ns if activation in COSTLY else 0))
+
+
+def estimate_us(
+    template: str, config: str, m: int, n: int, k: int, device: GemmDevice = H200, activation: str = "none"
+) -> float:
     """Predicted microseconds of one launch on [m, k] x [k, n] (a gated region computes two of them).
 
-    Waves of tiles at the device's matrix rate, plus the epilogue where nothing hides it, or the bytes of inputs and
-    output at its bandwidth, whichever takes longer.
+    Waves of tiles, or the bytes of inputs and output at the device's bandwidth, whichever takes longer.
     """
     (variant,) = (v for v in VARIANTS[template] if v.name == config)
     factors = 2 if template == "gated_mlp" else 1
-    tiles = ceil(m / (variant.tile_m * variant.cluster)) * ceil(n / variant.tile_n)
-    waves = ceil(tiles / (device.multiprocessors // variant.cluster))
-    area = variant.tile_m * variant.tile_n * factors
-    rate = device.flops / device.multiprocessors * min(1.0, area / 16384) ** 0.5  # small tiles wait for shared memory
-    products_us = 2.0 * area * 64 * ceil(k / 64) / rate * 1e6
-    epilogue_us = (0.1 if variant.ping_pong else 1.0) * area / 32768
     moved = 2.0 * (m * k + factors * k * n + m * n)
-    return device.launch_us + max(waves * (products_us + epilogue_us), moved / device.bandwidth * 1e6)
+    busy_us = _busy_ns(variant, m, n, k, activation, device) * 1e-3
+    return device.launch_us + max(busy_us, moved / device.bandwidth * 1e6)
 
 
-def ranked(template: str, m: int, n: int, k: int, device: GemmDevice = H200) -> list[str]:
+def ranked(template: str, m: int, n: int, k: int, device: GemmDevice = H200, activation: str = "none") -> list[str]:
     """The variants by rising estimate for these sizes."""
-    return sorted(configs(template), key=lambda name: estimate_us(template, name, m, n, k, device))
+    return [v.name for v in sorted(VARIANTS[template], key=lambda v: _busy_ns(v, m, n, k, activation, device))]
