@@ -62,6 +62,7 @@ class GemmDevice:
     """What estimates assume of a GPU."""
 
     multiprocessors: int = 132
+    flops: float = 680e12  # of large products by a library
     bandwidth: float = 4.2e12  # bytes a second of device memory
     launch_us: float = 3.0
 
