@@ -198,14 +198,21 @@ struct GemmConsumer {
     }
   }
 
+  // From `column` on; zeros beyond the last column, and where there is no bias.
   __device__ __forceinline__ void load_bias(int column) {
+    constexpr int kFirst = C::kGated ? C::kBiasWords / 2 : C::kBiasWords;
+    const int at = column + lane % 4 * 2;
+    read_bias<0, kFirst>(args.bias, at);
+    if constexpr (C::kGated) read_bias<kFirst, kFirst>(args.bias2, at);
+  }
+  template <int kAt, int kWords>
+  __device__ __forceinline__ void read_bias(const void* source, int at) {
+    const int left = source != nullptr ? args.n - at : 0;
+    const auto* const from = reinterpret_cast<const uint32_t*>(static_cast<const char*>(source) + 2 * int64_t{at});
 #pragma unroll
-    for (int i = 0; i < C::kBiasWords; ++i) {
-      const bool second = C::kGated && i >= C::kColumns / 16;
-      const void* const source = second ? args.bias2 : args.bias;
-      const int at = column + (second ? i - C::kColumns / 16 : i) * 8 + lane % 4 * 2;
-      bias[i] = 0;
-      if (source != nullptr && at < args.n) bias[i] = global_read(static_cast<const uint32_t*>(source) + at / 2);
+    for (int i = 0; i < kWords; ++i) {
+      bias[kAt + i] = 0;
+      if (8 * i < left) bias[kAt + i] = global_read(from + 4 * i);
     }
   }
 
