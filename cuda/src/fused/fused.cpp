@@ -10,11 +10,11 @@
 namespace stof {
 namespace {
 
-// What a launch takes: waves of tiles (of clusters of tiles), each `steps` times step + tile. Nanoseconds.
+// What a launch takes: `launch`, and for each wave of tiles (of clusters of tiles) `steps` times step + tile. Nanoseconds.
 struct Cost {
   int32_t blocks;  // of a cluster
   int32_t split;   // of them, how many share the steps of one tile
-  int32_t step, tile, activation;
+  int32_t launch, step, tile, activation;
 };
 
 #ifdef STOF_HAVE_SM90
@@ -78,7 +78,7 @@ int32_t fused_auto_config(const FusedParams& p, int32_t sms) {
     const int64_t tiles = ceiling(p.m, int64_t{c.tile_m} * c.cluster_m) * ceiling(p.n, c.tile_n);
     const int64_t waves = ceiling(tiles, std::max(sms / cost.blocks, 1));
     const int64_t steps = ceiling(ceiling(p.k, 64), cost.split);
-    const int64_t total = waves * (steps * cost.step + cost.tile + (costly ? cost.activation : 0));
+    const int64_t total = cost.launch + waves * (steps * cost.step + cost.tile + (costly ? cost.activation : 0));
     if (total < best_cost) {
       best = i;
       best_cost = total;

@@ -24,12 +24,12 @@ inline bool matrix_map(CUtensorMap* map, DType dtype, const void* data, int rows
 }
 
 // Everything but the order of tiles, which the variant decides.
-inline cudaError_t make_args(GemmArgs* args, const FusedParams& p, int rows, int cluster_rows, int columns, int b_rows) {
+inline cudaError_t make_args(GemmArgs* args, const FusedParams& p, int rows, int cluster_rows, int columns) {
   if (encode_tiled() == nullptr) return cudaErrorNotSupported;
   if (!matrix_map(&args->a, p.dtype, p.a, p.m, p.k, p.stride_a, rows) ||
-      !matrix_map(&args->b, p.dtype, p.b, p.k, p.n, p.stride_b, b_rows) ||
+      !matrix_map(&args->b, p.dtype, p.b, p.k, p.n, p.stride_b, kGemmStep) ||
       !matrix_map(&args->out, p.dtype, p.out, p.m, p.n, p.stride_out, 16) ||
-      (p.b2 && !matrix_map(&args->b2, p.dtype, p.b2, p.k, p.n, p.stride_b2, b_rows)) ||
+      (p.b2 && !matrix_map(&args->b2, p.dtype, p.b2, p.k, p.n, p.stride_b2, kGemmStep)) ||
       (p.residual && !matrix_map(&args->residual, p.dtype, p.residual, p.m, p.n, p.stride_residual, 16))) {
     return cudaErrorInvalidValue;
   }
@@ -64,7 +64,7 @@ template <class C>
 cudaError_t launch(const FusedParams& p, cudaStream_t stream) {
   GemmArgs args{};
   int device, multiprocessors;
-  cudaError_t error = make_args(&args, p, C::kRows, C::kRows * C::kCluster, C::kOutColumns, C::kBoxRows);
+  cudaError_t error = make_args(&args, p, C::kRows, C::kRows * C::kCluster, C::kOutColumns);
   if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
@@ -77,7 +77,7 @@ cudaError_t launch(const FusedParams& p, cudaStream_t stream) {
 template <class C>
 cudaError_t launch_split(const FusedParams& p, cudaStream_t stream) {
   GemmArgs args{};
-  const cudaError_t error = make_args(&args, p, C::kRows, C::kRows, C::kColumns, kGemmStep);
+  const cudaError_t error = make_args(&args, p, C::kRows, C::kRows, C::kColumns);
   if (error != cudaSuccess) return error;
   return launch_kernel(gemm_split_sm90_kernel<C>, args, args.tiles * C::kSplit, C::kSharedBytes, stream);
 }

@@ -73,14 +73,8 @@ struct GemmConfig {
   static constexpr int kResidualAt = kEmptyAt + 8 * kStages;  // barriers, one a warp and buffer
   static constexpr int kSharedBytes = kResidualAt + 8 * 8 * kBuffers + 1024;  // aligned to 1024 bytes
   static_assert(kSharedBytes <= 227 * 1024 && kChunks % kBuffers == 0);
-  // Each block of a cluster loads its part of B: some of the columns, or, where these do not divide, some of the rows.
-  static constexpr int kRowParts = kColumns / 64 % kCluster == 0 ? 1 : kCluster;
-  static constexpr int kBoxRows = kGemmStep / kRowParts;
-  static_assert(kBands * kAccumulators <= 192);
-  // With so many accumulators there is no room for the bias of all columns: it is read chunk by chunk.
-  static constexpr bool kBiasByChunk = kBands * kAccumulators > 128;
-  static constexpr int kBiasWords = kBiasByChunk ? 8 : kColumns / 8;
-  static_assert(!(kBiasByChunk && kGated));
+  static_assert(kColumns / 64 % kCluster == 0, "each block of a cluster loads its part of B");
+  static_assert(kBands * kAccumulators <= 128);
 };
 
 struct GemmTile {
@@ -115,20 +109,18 @@ __device__ __forceinline__ void gemm_produce(const GemmArgs& a, uint32_t shared,
       const uint32_t full = shared + C::kFullAt + 8 * ring.stage;
       barrier_arrive_expect(full, C::kStageBytes);
       tma_load(shared + C::kAAt + ring.stage * C::kABytes, &a.a, full, step * kGemmStep, row);
-      constexpr int kBlocks = C::kColumns / 64, kMine = kBlocks * C::kRowParts / C::kCluster;
-      const int k = step * kGemmStep + (C::kRowParts > 1 ? rank * C::kBoxRows : 0);
+      constexpr int kBlocks = C::kColumns / 64, kMine = kBlocks / C::kCluster;
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
-        const int block = C::kRowParts > 1 ? i : rank * kMine + i;
+        const int block = rank * kMine + i;
         const bool second = C::kGated && block >= kBlocks / 2;
         const int at = column + (second ? block - kBlocks / 2 : block) * 64;
-        const uint32_t smem = shared + C::kBAt + ring.stage * C::kBBytes + block * C::kBlockBytes +
-                              (C::kRowParts > 1 ? rank * C::kBoxRows * 128 : 0);
+        const uint32_t smem = shared + C::kBAt + ring.stage * C::kBBytes + block * C::kBlockBytes;
         const CUtensorMap* const map = second ? &a.b2 : &a.b;
         if constexpr (C::kCluster > 1) {
-          tma_load_multicast(smem, map, full, at, k, (1 << C::kCluster) - 1);
+          tma_load_multicast(smem, map, full, at, step * kGemmStep, (1 << C::kCluster) - 1);
         } else {
-          tma_load(smem, map, full, at, k);
+          tma_load(smem, map, full, at, step * kGemmStep);
         }
       }
       ring.advance();
@@ -172,7 +164,7 @@ struct GemmConsumer {
   const int warpgroup, warp, lane, rank;
   const uint32_t matrix_offset;  // of this lane's row of an 8 x 8 matrix in a swizzled slab, for ldmatrix and stmatrix alike
   float acc[C::kBands * C::kAccumulators];
-  uint32_t bias[C::kBiasWords];  // of this thread's columns, two a word
+  uint32_t bias[C::kColumns / 8];  // of this thread's columns, two a word
   uint32_t packed[C::kPingPong ? 1 : C::kChunks * 16];  // finished elements that are still to be stored, two a word
   GemmPlace packed_place{-1, 0};
   Ring<C::kStages> ring;
@@ -200,7 +192,7 @@ struct GemmConsumer {
 
   // From `column` on; zeros beyond the last column, and where there is no bias.
   __device__ __forceinline__ void load_bias(int column) {
-    constexpr int kFirst = C::kGated ? C::kBiasWords / 2 : C::kBiasWords;
+    constexpr int kFirst = C::kOutColumns / 8;
     const int at = column + lane % 4 * 2;
     read_bias<0, kFirst>(args.bias, at);
     if constexpr (C::kGated) read_bias<kFirst, kFirst>(args.bias2, at);
@@ -313,7 +305,7 @@ struct GemmConsumer {
     const float* const from = acc + chunk / C::kColumnChunks * C::kAccumulators + c * 32;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 b = unpack<typename C::Element>(bias[C::kBiasByChunk ? j : c * 8 + j]);
+      const float2 b = unpack<typename C::Element>(bias[c * 8 + j]);
       v[4 * j] = from[4 * j] + b.x;
       v[4 * j + 1] = from[4 * j + 1] + b.y;
       v[4 * j + 2] = from[4 * j + 2] + b.x;
@@ -361,7 +353,6 @@ struct GemmConsumer {
     for (int chunk = 0; chunk < C::kChunks; ++chunk) {
       float v[32];
       uint32_t words[16];
-      if (C::kBiasByChunk) load_bias(slab(tile, chunk).column);
       finish(v, chunk);
       const bool residual = !C::kGated && args.has_residual;
       if (residual) {
@@ -411,7 +402,7 @@ struct GemmConsumer {
       multiply(place, first);
       first = false;
       if (C::kPingPong && index + stride < args.tiles) named_barrier_arrive(2 - warpgroup, 256);
-      if (!C::kBiasByChunk) load_bias(place.column);
+      load_bias(place.column);
       wgmma_wait<0>();
       pin(acc);
       release(last);
