@@ -21,8 +21,10 @@ class GemmVariant:
     Attributes:
         cluster: blocks that share a tile of the weights, each with an output tile of its own.
         split: blocks that share one output tile, each with a part of k.
-        launch_ns: of a launch; step_ns: of a step of 64 along k; tile_ns: of what else a tile takes; activation_ns: of a
-            GELU or SiLU in it.
+        launch_ns: of a launch.
+        step_ns: of a step of 64 along k.
+        tile_ns: of what else a tile takes.
+        activation_ns: of a GELU or SiLU in it.
     """
 
     name: str
