@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from stof_onnx.fusion.piece_model import piece_key
 from stof_onnx.fusion.scheme import Span
 from stof_onnx.fusion.search import Measurement, Region, Timer
 from stof_onnx.fusion.search.cost import BlockSpace
@@ -57,13 +58,13 @@ class Table:
         return self.timer.configs(region)
 
     def fused(self, region: Region, config: str) -> Measurement:
-        key = region.segment.hash, config
+        key = region.key, config
         if key not in self.times:
             self.times[key] = self.timer.fused(region, config)
         return Measurement(self.times[key].us)
 
     def left(self, piece: Segment) -> Measurement:
-        key = piece.hash, ""
+        key = piece_key(piece), ""
         if key not in self.times:
             self.times[key] = self.timer.left(piece)
         return Measurement(self.times[key].us)

@@ -15,12 +15,12 @@ Choice = dict[Span, Region]
 
 def exhaustive(space: BlockSpace) -> tuple[float, Choice]:
     """The best choice there is: every region in every configuration and every piece is timed."""
-    starts = {start for start, _ in space.regions}
-    ends = {0, *space.cuts, *(stop for _, stop in space.regions)}
+    starts = sorted({start for start, _ in space.regions})
     length = len(space.block)
 
     @cache
     def best(at: int, region_next: bool) -> tuple[float, tuple[Span, ...]]:
+        """From operator `at` on; a piece that TensorRT keeps is followed by a region, or by nothing."""
         if at == length:
             return 0.0, ()
         found = []
@@ -28,11 +28,9 @@ def exhaustive(space: BlockSpace) -> tuple[float, Choice]:
             if start == at:
                 rest, spans = best(stop, False)
                 found.append((_fused(space.ledger, region) + rest, ((start, stop), *spans)))
-        if not region_next and at in ends:
-            cut = min((c for c in space.cuts if c > at), default=length)
-            for stop in [s for s in starts if at < s < cut] + [cut]:
-                rest, spans = best(stop, stop in starts and stop != cut)
-                found.append((space.piece_us((at, stop)) + rest, spans))
+        for stop in () if region_next else [s for s in starts if s > at] + [length]:
+            rest, spans = best(stop, stop != length)
+            found.append((space.piece_us((at, stop)) + rest, spans))
         return min(found, default=(float("inf"), ()))
 
     total, spans = best(0, False)

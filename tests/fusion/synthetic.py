@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
+from stof_onnx.fusion.piece_model import piece_key
 from stof_onnx.fusion.search import Measurement, Region
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.sequence import Block, find_blocks
@@ -36,16 +37,16 @@ class Synthetic:
         return CONFIGS
 
     def fused(self, region: Region, config: str) -> Measurement:
-        self._note(region.segment.hash, config)
+        self._note(region.key, config)
         share = self._rng(region.instance.template).uniform(*self.share)
-        factor = self._rng(region.segment.hash).uniform(1.0, 1.04)
+        factor = self._rng(region.key).uniform(1.0, 1.04)
         spread = 0.1 if config == CONFIGS[0] else 0.4
-        factor *= 1.0 + spread * self._rng(region.segment.hash + config).random()
+        factor *= 1.0 + spread * self._rng(region.key + config).random()
         return Measurement(_LAUNCH + share * factor * _alone(region.segment), self.seconds)
 
     def left(self, piece: Segment) -> Measurement:
-        self._note(piece.hash, "")
-        share = self._rng("TensorRT").uniform(0.8, 0.95) * self._rng(piece.hash).uniform(1.0, 1.04)
+        self._note(piece_key(piece), "")
+        share = self._rng("TensorRT").uniform(0.8, 0.95) * self._rng(piece_key(piece)).uniform(1.0, 1.04)
         return Measurement(_LAUNCH + _alone(piece) * share, self.seconds)
 
     def _note(self, segment: str, config: str) -> None:

@@ -155,8 +155,8 @@ def test_stage_2_spends_its_samples_where_they_gain(block: Block) -> None:
 def test_pieces_and_bits(block: Block) -> None:
     space = BlockSpace(block, Ledger(Synthetic()))
     assert [block.operators[c].op for c in space.cuts] == ["MatMul"] * 3
-    assert space.pieces([]) == [(0, 4), (4, 11), (11, 15)]
-    assert space.pieces([(3, 4)]) == [(0, 3), (4, 11), (11, 15)]
+    assert space.pieces([]) == [(0, 15)]
+    assert space.pieces([(3, 4)]) == [(0, 3), (4, 15)]
     assert space.pieces([(0, 3), (4, 11)]) == [(3, 4), (11, 15)]
     scheme = space.scheme([(0, 3), (4, 11)])
     assert scheme.spans == ((0, 3), (3, 4), (4, 11), (11, 15))

@@ -84,8 +84,9 @@ def test_every_operator_between_attentions_is_fused(tmp_path, rng, pre_norm, dec
     kinds = Counter(n.op_type for n in lowered.model.graph.node)
     assert kinds["Erf"] == kinds["LayerNormalization"] == kinds["Sqrt"] == 0
     gemms = [n for n in nodes if attributes_of(n)["template"] == "gemm_epilogue"]
-    assert len(gemms) == 9 and not lowered.model.functions
-    assert kinds["MatMul"] + kinds["Gemm"] == 3, "the packed projections stay TensorRT's"
+    assert len(gemms) == 12 and not lowered.model.functions
+    assert kinds["MatMul"] + kinds["Gemm"] == 0, "the packed projections are regions, too"
+    assert lowered.packed == 3
     assert kinds["Reshape"] == 2, "one into rows, one out of them: regions are on 2-D tensors"
     types = {i.name: i.data_type for i in lowered.model.graph.initializer}
     weights = {name for n in nodes for name in n.input if name in types}
@@ -128,7 +129,7 @@ def test_what_no_kernel_runs_is_left_and_says_why(tmp_path, rng, arch, precision
     path = optimize(tmp_path, model, "--tune-budget", "60s")
     lowered = lower_file(path, LowerOptions(precision=precision, device=Device(arch)))
     left = [r for r in lowered.regions if not r.template]
-    assert len(left) == 6 and all(reason in r.reason for r in left)
+    assert len(left) == 8 and all(reason in r.reason for r in left)
     assert {attributes_of(n)["template"] for n in regions(lowered.model)} == {"cubin"}
     check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
 
@@ -242,4 +243,18 @@ def test_a_gated_mlp_and_transposed_weights(tmp_path, rng):
     turned = next(i for i in lowered.model.graph.initializer if i.name == last[0].input[1])
     original = next(numpy_helper.to_array(i) for i in model.graph.initializer if i.name == "last")
     np.testing.assert_array_equal(numpy_helper.to_array(turned), original.T.astype(np.float16))
+    check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+def test_projections_that_are_not_packed_stay_operators(tmp_path, rng):
+    """Without 2-D tensors nothing is packed: the region of the projections is inlined, and says so."""
+    model = exact(build_encoder(EncoderSpec(1, 64, 4, 2, SEQ), MASK))
+    path = optimize(tmp_path, model, "--tune-budget", "60s")
+    portable = onnx.load(str(path))
+    packed = [n for n in portable.graph.node if attributes_of(n).get("template") == "projections"]
+    assert len(packed) == 1 and len(packed[0].output) == 3
+    lowered = lower_file(path, LowerOptions(rank_2=False, device=Device(90)))
+    (left,) = (r for r in lowered.regions if not r.template)
+    assert "takes Q, K and V apart" in left.reason
+    assert sum(n.op_type == "MatMul" for n in lowered.model.graph.node) == 3
     check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})

@@ -16,6 +16,7 @@ PREFIX = "StofFusedRegion"
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "gemm_epilogue": ("activation", "has_bias", "has_residual", "transposed"),
     "gated_mlp": ("activation", "has_bias", "transposed"),
+    "projections": ("has_bias",),
     "norm": ("kind", "epsilon", "has_bias", "has_residual", "has_scale", "has_shift", "keep_sum", "vectors"),
     "chain": ("vectors",),
 }

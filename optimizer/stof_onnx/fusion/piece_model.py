@@ -5,11 +5,14 @@ Where all its operators treat rows alike, tensors are [rows, width], as lowering
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from stof_onnx.errors import StofError
+from stof_onnx.fusion.projections import projections_of
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.tensors import FLOATS
 
@@ -23,18 +26,22 @@ _LAST_AXIS = "stof/last_axis"
 _BLOCK = 1 << 16  # random numbers that are drawn; larger weights repeat them
 
 
-def piece_model(piece: Segment, precision: str, seed: int = 0) -> onnx.ModelProto:
+def piece_model(piece: Segment, seed: int = 0) -> onnx.ModelProto:
     """The model of a piece, its inputs and outputs named as in the original.
 
     Args:
         piece: its tensors have known shapes at the sizes to tune for.
-        precision: "fp16" makes all floating-point tensors float16, others float32 (bf16 is a flag of TensorRT's then).
         seed: of the weights.
 
     Raises:
         StofError: a shape that is not known.
     """
-    return _Piece(piece, precision, np.random.default_rng(seed)).build()
+    return _Piece(piece, np.random.default_rng(seed)).build()
+
+
+def piece_key(piece: Segment) -> str:
+    """What the time of a piece depends on: equal ones are timed once, also of different models."""
+    return _Piece(piece, np.random.default_rng(0)).key()
 
 
 def random_array(shape: tuple[int, ...], dtype: np.typing.DTypeLike, rng: np.random.Generator) -> np.ndarray:
@@ -44,10 +51,11 @@ def random_array(shape: tuple[int, ...], dtype: np.typing.DTypeLike, rng: np.ran
 
 
 class _Piece:
-    def __init__(self, piece: Segment, precision: str, rng: np.random.Generator) -> None:
+    def __init__(self, piece: Segment, rng: np.random.Generator) -> None:
         self.piece, self.tensors, self.rng = piece, piece.block.tensors, rng
-        self.kind = TensorProto.FLOAT16 if precision == "fp16" else TensorProto.FLOAT
-        self.dtype = np.float16 if precision == "fp16" else np.float32
+        half = any(self.tensors.types.get(name) == TensorProto.FLOAT16 for name in piece.made)
+        self.kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT  # numpy has no bfloat16
+        self.dtype = np.float16 if half else np.float32
         self.flat = self._row_wise()
 
     def build(self) -> onnx.ModelProto:
@@ -57,13 +65,62 @@ class _Piece:
         inputs = [self._info(name) for name in self.piece.inputs if not self._fixed(name)]
         outputs = [self._info(name) for name in self.piece.outputs]
         nodes = [self._node(operator.node) for operator in self.piece.operators]
+        nodes, outputs, packed = self._packed(nodes, outputs)
         read = {name for node in nodes for name in node.input}
         initializers = [tensor for tensor in initializers if tensor.name in read]
+        initializers += packed
         if _LAST_AXIS in read:
             initializers.append(numpy_helper.from_array(np.array([-1], np.int64), _LAST_AXIS))
         graph = helper.make_graph(nodes, "piece", inputs, outputs, initializers)
         imports = [o for o in self.tensors.proto.opset_import if o.domain in ("", "ai.onnx")]
         return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+    def _packed(
+        self, nodes: list[onnx.NodeProto], outputs: list[onnx.ValueInfoProto]
+    ) -> tuple[list[onnx.NodeProto], list[onnx.ValueInfoProto], list[onnx.TensorProto]]:
+        """Projections of one input as one GEMM, as lowering packs them."""
+        found = projections_of(self.piece)
+        if found is None:
+            return nodes, outputs, []
+        first = min(self.piece.block.position[o.index] for o in found.operators) - self.piece.start
+        gone = {o.index for o in found.operators}
+        kept = [n for n, o in zip(nodes, self.piece.operators, strict=True) if o.index not in gone]
+        ahead = sum(o.index not in gone for o in self.piece.operators[:first])
+        depth, width = found.depth, sum(found.widths)
+        weight = random_array((depth, width), np.float32, self.rng) / np.float32(np.sqrt(depth))
+        made = [numpy_helper.from_array(weight.astype(self.dtype), "stof/packed_w")]
+        new = [helper.make_node("MatMul", [found.x, "stof/packed_w"], ["stof/packed"], "packed")]
+        if found.biases:
+            made.append(numpy_helper.from_array(random_array((width,), self.dtype, self.rng), "stof/packed_b"))
+            new[0].output[0] = "stof/packed_product"
+            new.append(
+                helper.make_node("Add", ["stof/packed_product", "stof/packed_b"], ["stof/packed"], "packed bias")
+            )
+        shape = [d.dim_value for d in self._info(found.outputs[0]).type.tensor_type.shape.dim]
+        others = [value for value in outputs if value.name not in found.outputs]
+        others.append(helper.make_tensor_value_info("stof/packed", self.kind, [*shape[:-1], width]))
+        return kept[:ahead] + new + kept[ahead:], others, made
+
+    def key(self) -> str:
+        """A hash of the model's structure and sizes, whatever its names and weights are."""
+        names: dict[str, str] = {"": "", _LAST_AXIS: "last axis"}
+        digest = hashlib.blake2b(digest_size=8)
+        for name in self.piece.inputs:
+            names[name] = f"in{len(names)}"
+            info = self._info(name).type.SerializeToString(deterministic=True)
+            digest.update(repr((self._fixed(name), info)).encode())
+        for name in self.piece.constants:
+            value = self.tensors.value(name)
+            assert value is not None
+            names[name] = f"{value.dtype.str}{value.shape}{value.tobytes().hex()}"
+        for i, operator in enumerate(self.piece.operators):
+            node = self._node(operator.node)
+            names |= {name: f"t{i}.{j}" for j, name in enumerate(node.output) if name}
+            attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+            wiring = [names.get(name, name) for name in (*node.input, *node.output)]
+            digest.update(repr((node.domain, node.op_type, attributes, wiring)).encode())
+        digest.update(repr([names[name] for name in self.piece.outputs]).encode())
+        return f"piece {digest.hexdigest()}"
 
     def _row_wise(self) -> bool:
         names = [n for n in (*self.piece.inputs, *self.piece.made) if not self._fixed(n)]
@@ -88,7 +145,7 @@ class _Piece:
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
         shape = self._shape(name)
-        if self.flat:
+        if self.flat and not self._fixed(name):
             shape = (int(np.prod(shape[:-1], dtype=np.int64)), shape[-1])
         return helper.make_tensor_value_info(name, self._type(name), shape)
 

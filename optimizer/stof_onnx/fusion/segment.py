@@ -126,8 +126,8 @@ class Segment:
             node = operator.node
             if node.domain not in STANDARD or any(True for _ in subgraphs(node)):
                 return f"{operator.op} is not an operator that is fused"
-            if operator.projection:
-                return "it makes Q, K or V of an attention, which lowering packs into one GEMM"
+            if operator.projection and not all(o.projection for o in self.operators):
+                return "a part of it makes Q, K or V of an attention, which lowering packs into one GEMM"
             if any(self.block.tensors.types.get(name) not in FLOATS for name in node.output if name):
                 return f"{operator.op} makes something else than fp16, bf16 or fp32"
         if self.gemms > MOST_GEMMS:

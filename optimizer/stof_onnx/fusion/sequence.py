@@ -29,7 +29,8 @@ class Operator:
     Attributes:
         index: its place there.
         gemm: it multiplies by a constant matrix.
-        projection: it makes Q, K or V of an attention. Lowering packs these into one GEMM, so no region takes them.
+        projection: it is one of several GEMMs that make Q, K or V of an attention, or is behind one. Lowering packs
+            these into one GEMM, so only a region of all of them takes them.
     """
 
     index: int
@@ -79,7 +80,8 @@ def find_blocks(tensors: Tensors) -> list[Block]:
         attention = is_attention(node)
         for name in outputs:
             depth[name] = level + attention
-        if not attention and not all(tensors.is_constant(name) for name in outputs):
+        # What makes dense masks is read by the bodies of attentions only: no plugin, and no engine, has it.
+        if node.domain != DOMAIN and not all(tensors.is_constant(name) for name in outputs):
             operator = Operator(index, node, _is_gemm(tensors, node), index in projections)
             members.setdefault(level, []).append(operator)
     return [Block(tensors, tuple(members[level])) for level in sorted(members)]
@@ -93,7 +95,16 @@ def is_attention(node: onnx.NodeProto) -> bool:
 def _projections(tensors: Tensors) -> set[int]:
     """The operators from the last GEMM on that make Q, K and V, where nothing but Add, Reshape and Split is between."""
     found: set[int] = set()
-    pending = [name for node in tensors.nodes if is_attention(node) for name in node.input[:3]]
+    for node in tensors.nodes:
+        if is_attention(node):
+            made = _makers(tensors, list(node.input[:3]))
+            if sum(_is_gemm(tensors, tensors.nodes[i]) for i in made) > 1:
+                found |= made
+    return found
+
+
+def _makers(tensors: Tensors, pending: list[str]) -> set[int]:
+    found: set[int] = set()
     while pending:
         number = tensors.producer.get(pending.pop())
         node = None if number is None else tensors.nodes[number]

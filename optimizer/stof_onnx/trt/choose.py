@@ -53,8 +53,13 @@ class Candidate:
             "build_s": None if self.engine is None else round(self.engine.seconds, 2),
             "memory_mb": round(self.memory / 2**20, 1),
             "load_s": round(self.load_seconds, 3),
+            "layers_us": {name[:200]: round(us, 1) for name, us in self.longest_layers() if us > 0},
             "problem": self.problem,
         }
+
+    def longest_layers(self, most: int = 40) -> list[tuple[str, float]]:
+        """Layers by falling microseconds."""
+        return sorted(self.layers.items(), key=lambda item: -item[1])[:most]
 
 
 @dataclass

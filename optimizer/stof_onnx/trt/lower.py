@@ -99,7 +99,7 @@ def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:
     drop_dead(lowered.graph)
     result = Lowered(_without_functions(lowered), sites, regions, has_regions=has_regions)
     if options.rank_2 and result.plugins:
-        result.packed = pack_qkv(result.model, symbolic)
+        result.packed = pack_qkv(result.model, symbolic, programs.projections)
         result.flattened = flatten(result.model, symbolic.refreshed(result.model))
     settle_programs(result.model, programs, o.device)
     drop_dead(result.model.graph)

@@ -8,7 +8,7 @@ TensorRT then makes no copy beside the plugin, and one GEMM instead of three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnx import helper
 from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of
 from stof_onnx.graph.proto_shapes import SymbolicShapes
 from stof_onnx.trt.plugin_nodes import is_plugin
+from stof_onnx.trt.region_nodes import PackedRegion, gemm_region, narrowed
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,17 @@ class _Projection:
     bias: np.ndarray | None
 
 
-def pack_qkv(model: onnx.ModelProto, shapes: SymbolicShapes) -> int:
-    """Packs every plugin node of the main graph that can be; returns how many. New tensors get their shapes."""
+def pack_qkv(model: onnx.ModelProto, shapes: SymbolicShapes, regions: Mapping[str, PackedRegion] | None = None) -> int:
+    """Packs every plugin node of the main graph that can be; returns how many. New tensors get their shapes.
+
+    Args:
+        regions: attentions whose packed projections become a GEMM region.
+    """
     graph = ProtoGraph(model.graph)
     nodes: list[onnx.NodeProto] = []
     packed = 0
     for node in model.graph.node:
-        new = _pack(graph, node, shapes) if is_plugin(node) else None
+        new = _pack(graph, node, shapes, (regions or {}).get(node.name)) if is_plugin(node) else None
         packed += new is not None
         nodes += new or [node]
     if packed:
@@ -43,7 +48,9 @@ def pack_qkv(model: onnx.ModelProto, shapes: SymbolicShapes) -> int:
     return packed
 
 
-def _pack(graph: ProtoGraph, node: onnx.NodeProto, shapes: SymbolicShapes) -> list[onnx.NodeProto] | None:
+def _pack(
+    graph: ProtoGraph, node: onnx.NodeProto, shapes: SymbolicShapes, region: PackedRegion | None
+) -> list[onnx.NodeProto] | None:
     attributes = attributes_of(node)
     if attributes["layout"] not in ("BSHD", "BSHD,BSHD,BSHD,BSHD"):
         return None
@@ -73,7 +80,7 @@ def _pack(graph: ProtoGraph, node: onnx.NodeProto, shapes: SymbolicShapes) -> li
             x = _flat(graph, x, found[0].weight.shape[0], base, new)
         shapes.note_flats([x], rows_of, found[0].weight.shape[0])
         first = len(new)
-        qkv = _gemm(graph, x, found, base, new)
+        qkv = _gemm(graph, x, found, base, new, region)
         shapes.note_flats([n.output[0] for n in new[first:]], rows_of, sum(widths))
     seq = shapes.dim(q, 1)
     plugin = onnx.NodeProto()
@@ -135,8 +142,18 @@ def _flat(graph: ProtoGraph, source: str, width: int, base: str, new: list[onnx.
     return name
 
 
-def _gemm(graph: ProtoGraph, flat: str, parts: Sequence[_Projection], base: str, new: list[onnx.NodeProto]) -> str:
-    weight = graph.add_constant(f"{base}/w_qkv", np.concatenate([p.weight for p in parts], axis=1))
+def _gemm(
+    graph: ProtoGraph,
+    flat: str,
+    parts: Sequence[_Projection],
+    base: str,
+    new: list[onnx.NodeProto],
+    region: PackedRegion | None,
+) -> str:
+    packed = np.concatenate([p.weight for p in parts], axis=1)
+    if region is not None and (name := _region(graph, flat, packed, parts, base, new, region)):
+        return name
+    weight = graph.add_constant(f"{base}/w_qkv", packed)
     product = graph.fresh(f"{base}/qkv_product")
     new.append(helper.make_node("MatMul", [flat, weight], [product], name=product))
     if all(p.bias is None for p in parts):
@@ -146,6 +163,31 @@ def _gemm(graph: ProtoGraph, flat: str, parts: Sequence[_Projection], base: str,
     total = graph.fresh(f"{base}/qkv")
     new.append(helper.make_node("Add", [product, bias], [total], name=total))
     return total
+
+
+def _region(
+    graph: ProtoGraph,
+    flat: str,
+    weight: np.ndarray,
+    parts: Sequence[_Projection],
+    base: str,
+    new: list[onnx.NodeProto],
+    region: PackedRegion,
+) -> str:
+    """The packed GEMM as a region; empty where its weights do not fit the engine's type."""
+    biases = [p.bias for p in parts if p.bias is not None]
+    arrays = [weight, *([np.concatenate(biases)] if len(biases) == len(parts) else [])]
+    if biases and len(arrays) == 1:
+        return ""
+    stored = [narrowed(array, region.dtype) for array in arrays]
+    if any(array is None for array in stored):
+        region.lowering.reason = f"its weights do not fit {region.dtype}"
+        return ""
+    names = [graph.add_constant(f"{base}/qkv_{i}", array) for i, array in enumerate(stored) if array is not None]
+    output = graph.fresh(f"{base}/qkv")
+    new.append(gemm_region([flat, *names], output, region.config, region.domain))
+    region.lowering.template, region.lowering.reason = "gemm_epilogue", ""
+    return output
 
 
 def _split_source(graph: ProtoGraph, tensors: Sequence[str], widths: list[int]) -> str | None:

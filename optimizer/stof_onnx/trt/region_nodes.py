@@ -41,10 +41,27 @@ class RegionLowering:
 
 
 @dataclass
-class PendingPrograms:
-    """Programs that wait for the rank of their tensors, by node name."""
+class Pending:
+    """What waits for later steps of lowering, by node name.
+
+    Attributes:
+        programs: for the rank of their tensors.
+        projections: of an attention, for being packed: the configuration, the engine's type, and the region's report.
+    """
 
     programs: dict[str, tuple[RowProgram, RowConfig]] = field(default_factory=dict)
+    projections: dict[str, PackedRegion] = field(default_factory=dict)
+
+
+@dataclass
+class PackedRegion:
+    """Packed projections as one GEMM region: its configuration, the engine's type, the node's domain, and what the
+    report says."""
+
+    config: str
+    dtype: str
+    domain: str
+    lowering: RegionLowering
 
 
 def is_region_plugin(node: onnx.NodeProto) -> bool:
@@ -67,7 +84,7 @@ def inline_regions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def make_region_nodes(
     model: onnx.ModelProto, shapes: SymbolicShapes, precision: str, device: Device, domain: str
-) -> tuple[list[RegionLowering], PendingPrograms]:
+) -> tuple[list[RegionLowering], Pending]:
     """Replaces the function nodes of the main graph in place; function definitions stay for those left.
 
     Args:
@@ -77,7 +94,7 @@ def make_region_nodes(
         device: what kernels are for.
         domain: of the plugin nodes.
     """
-    graph, pending = ProtoGraph(model.graph), PendingPrograms()
+    graph, pending = ProtoGraph(model.graph), Pending()
     functions = {f.name: f for f in model.functions}
     found = []
     for node in model.graph.node:
@@ -90,7 +107,7 @@ def make_region_nodes(
 
 
 def settle_programs(
-    model: onnx.ModelProto, pending: PendingPrograms, device: Device, compile_all: Compile | None = None
+    model: onnx.ModelProto, pending: Pending, device: Device, compile_all: Compile | None = None
 ) -> None:
     """Puts the compiled programs into their nodes, for the rank that their tensors have now.
 
@@ -117,6 +134,26 @@ def _compile(items: Sequence[tuple[RowProgram, RowConfig, int]], arch: int) -> l
     return [program.base64() for program in compile_programs(items, (arch,))]
 
 
+def narrowed(value: np.ndarray, dtype: str) -> np.ndarray | None:
+    """Weights in the engine's type; None where they do not fit it, or numpy has not got it (bfloat16)."""
+    if dtype == "bf16":
+        return None if value.dtype == np.float32 else value
+    if dtype != "fp16" or value.dtype != np.float32:
+        return value
+    narrow = value.astype(np.float16)
+    return narrow if np.array_equal(np.isfinite(narrow), np.isfinite(value)) else None
+
+
+def gemm_region(inputs: Sequence[str], output: str, config: str, domain: str) -> onnx.NodeProto:
+    """A lowered region of 2-D tensors, x w or x w + bias."""
+    node = helper.make_node(PREFIX, list(inputs), [output], output, domain=domain)
+    values: dict[str, object] = {"template": "gemm_epilogue", "config": config, RANK: 2}
+    values |= {"activation": "none", "has_bias": int(len(inputs) > 2), "has_residual": 0}
+    values |= {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in sorted(values.items()))
+    return node
+
+
 class _Region:
     def __init__(
         self, graph: ProtoGraph, node: onnx.NodeProto, shapes: SymbolicShapes, precision: str, device: Device
@@ -127,10 +164,13 @@ class _Region:
         self.model_dtype = FLOATS.get(shapes.types.get(node.input[0], 0), "")
         self.dtype = precision if self.model_dtype == "fp32" else self.model_dtype
 
-    def lower(self, function: onnx.FunctionProto, domain: str, pending: PendingPrograms) -> RegionLowering:
+    def lower(self, function: onnx.FunctionProto, domain: str, pending: Pending) -> RegionLowering:
         result = RegionLowering(self.node.name, config=str(self.attributes["config"]))
         result.reason = self._problem()
         if result.reason:
+            return result
+        if self.template == "projections":
+            self._leave_to_packing(result, domain, pending)
             return result
         constants = self._constants()
         if isinstance(constants, str):
@@ -156,6 +196,13 @@ class _Region:
         self.node.attribute.extend(helper.make_attribute(name, value) for name, value in sorted(kept.items()))
         self.node.op_type, self.node.domain = PREFIX, domain
         return result
+
+    def _leave_to_packing(self, result: RegionLowering, domain: str, pending: Pending) -> None:
+        """The node stays a function call, whose operators packing finds."""
+        readers = [n for n in self.graph.graph.node if list(n.input[:3]) == list(self.node.output)]
+        result.reason = "its attention takes Q, K and V apart"
+        if len(readers) == 1:
+            pending.projections[readers[0].name] = PackedRegion(result.config, self.dtype, domain, result)
 
     def _problem(self) -> str:
         if not self.dtype:
@@ -197,15 +244,11 @@ class _Region:
         made = f"{name}/stof_{self.dtype}{'_turned' if turned else ''}"
         if made in self.graph.initializers:
             return made
-        if self.model_dtype == "fp32" and self.dtype == "fp16":
-            narrow = value.astype(np.float16)
-            if not np.array_equal(np.isfinite(narrow), np.isfinite(value)):
-                return ""
-            value = narrow
-        elif self.dtype == "bf16" and self.model_dtype == "fp32":
-            return ""  # numpy has no bfloat16
-        value = value.T if turned else value
-        return self.graph.add_constant(made, value.reshape(-1) if flat else value)
+        stored = narrowed(value, self.dtype)
+        if stored is None:
+            return ""
+        stored = stored.T if turned else stored
+        return self.graph.add_constant(made, stored.reshape(-1) if flat else stored)
 
     def _program(self, function: onnx.FunctionProto) -> RowProgram:
         width = self.shapes.dim(self.node.input[0], -1)

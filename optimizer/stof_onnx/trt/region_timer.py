@@ -96,7 +96,7 @@ class GpuTimer:
         if instance.template in GEMM_TEMPLATES:
             if self.arch != 90 or dtype not in _DTYPE_CODES:
                 return ()
-            return gemm.ranked(instance.template, instance.rows, instance.width, instance.depth)
+            return gemm.ranked(instance.kernel, instance.rows, instance.width, instance.depth)
         try:
             names = [c.name for c in configurations(program_of(region, self.options.precision))[:_MOST_PROGRAMS]]
             compile_program(program_of(region, self.options.precision), RowConfig.parse(names[0]), (self.arch,), 2)
@@ -121,7 +121,7 @@ class GpuTimer:
     def left(self, piece: Segment) -> Measurement:
         start = time.monotonic()
         try:
-            us, built = self._engine_us(piece_model(piece, self.options.precision))
+            us, built = self._engine_us(piece_model(piece))
         except StofError as error:
             return Measurement(math.inf, time.monotonic() - start, problem=str(error))
         return Measurement(us, time.monotonic() - start, built)
@@ -135,7 +135,8 @@ class GpuTimer:
         with tempfile.TemporaryDirectory() as folder, turns.building():
             path = Path(folder) / "piece.onnx"
             onnx.save(model, str(path))
-            options = replace(self.options, plugins=self.options.plugins if _has_plugin(model) else None)
+            plugins = self.options.plugins if _has_plugin(model) else None
+            options = replace(self.options, plugins=plugins, half_io=self.options.precision == "fp16")
             data = build_engine(path, options).data
         session = EngineSession(data)
         built = time.monotonic() - start
@@ -194,7 +195,7 @@ class GpuTimer:
         with random_buffers(list(shapes.values()), dtype, scales) as pointers:
             p = FusedParams()
             p.template_id, p.config, p.dtype = int(template), names.index(config), _DTYPE_CODES[dtype]
-            p.activation = int(Activation[str(instance.attributes["activation"]).upper()])
+            p.activation = int(Activation[str(instance.attributes.get("activation", "none")).upper()])
             p.m, p.n, p.k = m, n, k
             for name, pointer in zip(shapes, pointers, strict=True):
                 setattr(p, name, pointer)
@@ -220,8 +221,9 @@ def _plugin_model(region: Region, config: str, dtype: str) -> onnx.ModelProto:
     if dtype != "fp16":
         raise StofError("without the kernel library only fp16 regions are timed", "fusion", "Build it: make cuda")
     m, n, k = instance.rows, instance.width, instance.depth
-    names = ["x", "w0", "w1"][: 1 + instance.gemms]
-    biases = [f"bias{i}" for i in range(instance.gemms if instance.attributes["has_bias"] else 0)]
+    gemms = 2 if instance.template == "gated_mlp" else 1
+    names = ["x", "w0", "w1"][: 1 + gemms]
+    biases = [f"bias{i}" for i in range(gemms if instance.attributes["has_bias"] else 0)]
     residual = ["residual"] if instance.attributes.get("has_residual") else []
     initializers = [
         numpy_helper.from_array((random_array((k, n), np.float32, rng) / np.float32(np.sqrt(k))).astype(np.float16), w)
@@ -231,7 +233,7 @@ def _plugin_model(region: Region, config: str, dtype: str) -> onnx.ModelProto:
     inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [m, n]) for name in residual]
     wanted = ("activation", "has_bias", "has_residual")
     attributes: dict[str, object] = {n: instance.attributes[n] for n in wanted if n in instance.attributes}
-    attributes |= {"template": instance.template, "config": config}
+    attributes |= {"template": instance.kernel, "config": config}
     attributes |= {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
     node = helper.make_node(PREFIX, [*names, *biases, *residual], ["y"], "region", domain="stof")
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from stof_onnx.errors import StofError
+from stof_onnx.fusion.piece_model import piece_key
 from stof_onnx.fusion.search.timer import Measurement, Region, Timer
 from stof_onnx.fusion.segment import Segment
 
@@ -24,7 +26,7 @@ class TimeStore(Protocol):
 
 
 class Ledger:
-    """Times by segment hash and configuration.
+    """Times by what they depend on: the key of a region (and a configuration) or of a piece.
 
     Args:
         timer: measures what is not known.
@@ -34,7 +36,7 @@ class Ledger:
     Attributes:
         samples: measurements made; `cached`: times that the store had; `builds`: of engines.
         seconds, build_seconds: spent on them.
-        problems: why something does not run, by segment hash.
+        problems: why something does not run, by key.
     """
 
     def __init__(self, timer: Timer, budget: float = float("inf"), store: TimeStore | None = None) -> None:
@@ -42,12 +44,12 @@ class Ledger:
         self.times: dict[tuple[str, str], float] = {}
         self.samples = self.cached = self.builds = 0
         self.seconds = self.build_seconds = 0.0
-        self.problems: dict[str, str] = {}
+        self.problems: dict[str, str] = {}  # by key
         self._configs: dict[str, tuple[str, ...]] = {}
 
     def configs(self, region: Region) -> Sequence[str]:
         """As the timer's, asked once."""
-        key = region.segment.hash
+        key = region.key
         if key not in self._configs:
             self._configs[key] = tuple(self.timer.configs(region))
         return self._configs[key]
@@ -58,7 +60,7 @@ class Ledger:
         Raises:
             BudgetSpent: it is not known, and there is no time to measure it.
         """
-        return self._time(region.segment, config, lambda: self.timer.fused(region, config))
+        return self._time(region.key, config, lambda: self.timer.fused(region, config))
 
     def left(self, piece: Segment) -> float:
         """Microseconds of a piece that is left to TensorRT.
@@ -66,20 +68,25 @@ class Ledger:
         Raises:
             BudgetSpent: as `fused`.
         """
-        return self._time(piece, "", lambda: self.timer.left(piece))
+        try:
+            key = piece_key(piece)
+        except StofError as error:  # a size that is not known
+            self.problems[piece.hash] = str(error)
+            return float("inf")
+        return self._time(key, "", lambda: self.timer.left(piece))
 
     def best(self, region: Region) -> tuple[float, str]:
         """The best time so far and its configuration; infinite where none was taken."""
-        key = region.segment.hash
+        key = region.key
         known = [(self.times[key, config], config) for config in self.configs(region) if (key, config) in self.times]
         return min(known, default=(float("inf"), ""))
 
     def untried(self, region: Region) -> list[str]:
         """Configurations without a time."""
-        return [config for config in self.configs(region) if (region.segment.hash, config) not in self.times]
+        return [config for config in self.configs(region) if (region.key, config) not in self.times]
 
-    def _time(self, segment: Segment, what: str, measure: object) -> float:
-        key = (segment.hash, what)
+    def _time(self, about: str, what: str, measure: object) -> float:
+        key = (about, what)
         if key in self.times:
             return self.times[key]
         us = self.store.get(self.timer.name, *key) if self.store else None
@@ -95,7 +102,7 @@ class Ledger:
             self.seconds += found.seconds - found.build_seconds
             self.build_seconds += found.build_seconds
             if found.problem:
-                self.problems[segment.hash] = found.problem
+                self.problems[about] = found.problem
             elif self.store:
                 self.store.put(self.timer.name, *key, us)
         self.times[key] = us

@@ -104,8 +104,8 @@ def _stage2(stages: dict[str, Stage1], ledger: Ledger, options: SearchOptions, r
     regions: dict[str, tuple[Region, int]] = {}
     for stage in stages.values():
         for region in stage.best.values():
-            known = regions.get(region.segment.hash, (region, 0))
-            regions[region.segment.hash] = known[0], known[1] + stage.space.count
+            known = regions.get(region.key, (region, 0))
+            regions[region.key] = known[0], known[1] + stage.space.count
     samples = options.samples_each * len(regions) if options.samples is None else options.samples
     sample_configs(list(regions.values()), ledger, samples, rng)
 
@@ -133,7 +133,7 @@ def _planned(
     others = {s: r for s, r in kept.items() if s != span}
     without, with_it = space.known(others), space.known({**others, span: region})
     left = without - (with_it - fused) if max(without, with_it) < float("inf") else None
-    problem = space.ledger.problems.get(region.segment.hash, "")
+    problem = space.ledger.problems.get(region.key, "")
     if span in kept:
         reason = "faster than what TensorRT makes of its operators"
     else:

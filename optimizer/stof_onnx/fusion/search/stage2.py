@@ -27,11 +27,11 @@ def sample_configs(
         BudgetSpent: out of time; the ledger keeps what was timed.
     """
     spent = 0
-    shares = {region.segment.hash: per_round for region, _ in regions}
+    shares = {region.key: per_round for region, _ in regions}
     while spent < samples:
         gains: dict[str, float] = {}
         for region, count in regions:
-            key, untried = region.segment.hash, ledger.untried(region)
+            key, untried = region.key, ledger.untried(region)
             number = min(len(untried), shares[key], samples - spent)
             before = ledger.best(region)[0]
             for config in rng.sample(untried, number):

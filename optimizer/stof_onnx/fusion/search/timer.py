@@ -17,6 +17,15 @@ class Region:
     segment: Segment
     instance: Instance
 
+    @property
+    def key(self) -> str:
+        """What its time depends on: equal ones are timed once, also of different models."""
+        i = self.instance
+        if i.template == "chain":
+            return self.segment.hash
+        attributes = " ".join(f"{name}={value}" for name, value in sorted(i.attributes.items()))
+        return f"{i.template} {attributes} {i.rows}x{i.width}x{i.depth} {i.dtype}"
+
 
 @dataclass(frozen=True)
 class Measurement:

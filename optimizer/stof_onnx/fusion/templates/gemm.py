@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stof_onnx.fusion.projections import projections_of
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.templates.activations import activation_of
 from stof_onnx.fusion.templates.algebra import FULL, VECTOR, Algebra
@@ -71,6 +72,21 @@ def gated_mlp(segment: Segment, a: Algebra) -> Instance | NoMatch:
         turned = tuple(part.weight for part in (gate, up) if part.transposed)
         return _instance(segment, a, "gated_mlp", [gate.x, gate.weight, up.weight, *biases], attributes, turned)
     return reason
+
+
+def projections(segment: Segment, a: Algebra) -> Instance | NoMatch:
+    """Q, K and V of one attention from one input: one GEMM on packed weights."""
+    found = projections_of(segment)
+    if found is None or {o.index for o in found.operators} != {o.index for o in segment.operators}:
+        return NoMatch("it is not all that makes Q, K and V of one attention by GEMMs of one input")
+    leading = {a.leading(name) for name in (found.x, *found.outputs)}
+    if len(leading) > 1 or any(n % _MULTIPLE for n in (found.depth, *found.widths)):
+        return NoMatch(f"its sizes are no multiples of {_MULTIPLE}, or its leading axes differ")
+    inputs = (found.x, *found.weights, *found.biases)
+    attributes: Attributes = {"has_bias": int(bool(found.biases))}
+    rows, rank = rows_of(segment.block.tensors.opt(found.x)), 1 + len(leading.pop())
+    width = sum(found.widths)
+    return Instance("projections", inputs, found.outputs, attributes, a.dtype, rows, width, found.depth, rank)
 
 
 def _outer_residual(a: Algebra, e: int) -> tuple[str, int, str] | None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Template = Literal["gemm_epilogue", "gated_mlp", "norm", "chain"]
-GEMM_TEMPLATES = ("gemm_epilogue", "gated_mlp")
+Template = Literal["gemm_epilogue", "gated_mlp", "projections", "norm", "chain"]
+GEMM_TEMPLATES = ("gemm_epilogue", "gated_mlp", "projections")
 
 
 @dataclass(frozen=True)
@@ -54,5 +54,10 @@ class Instance:
 
     @property
     def gemms(self) -> int:
-        """Matrix products it does."""
-        return {"gemm_epilogue": 1, "gated_mlp": 2}.get(self.template, 0)
+        """Weights it multiplies by."""
+        return {"gemm_epilogue": 1, "gated_mlp": 2, "projections": 3}.get(self.template, 0)
+
+    @property
+    def kernel(self) -> str:
+        """The template of the plugin node that it becomes, for GEMMs: packed projections are one with a bias."""
+        return "gemm_epilogue" if self.template == "projections" else self.template
