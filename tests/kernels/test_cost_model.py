@@ -13,7 +13,7 @@ from stof_onnx.kernels.work import Sizes, Work
 SIMPLE = Coefficients(
     launch=3.0, alone_full=1.0, alone_part=1.2, alone_item=2.0, shared_full=0.5, shared_part=0.6, shared_piece=0.3,
     alone_entry=0.1, shared_entry=0.1, alone_first=0.05, shared_first=0.05, tail=0.5, io=0.2, join=2.5, join_bytes=0.3,
-    counter=1.5,
+    join_piece=0.4, counter=1.5,
 )  # fmt: skip
 TINY = 1e-9
 GPU = Figures(132, 50 << 20, 228 << 10)
@@ -53,7 +53,7 @@ def test_more_work_is_never_faster(seed):
 @pytest.mark.parametrize("name", list(Coefficients.__dataclass_fields__))
 def test_no_coefficient_makes_it_faster(name):
     lengths = np.array([3.0, 9.0, 40.0])
-    w = work(lengths, 12, joined_bytes=1e6, counter=True, first_keys=lengths / 4, entries=lengths)
+    w = work(lengths, 12, joined=4, joined_bytes=1e6, counter=True, first_keys=lengths / 4, entries=lengths)
     higher = replace(SIMPLE, **{name: 2 * getattr(SIMPLE, name)})
     assert predict_us(w, higher, GPU) >= predict_us(w, SIMPLE, GPU)
 
@@ -102,6 +102,6 @@ def test_less_shared_memory_holds_fewer_blocks():
 def test_joining_and_counting_cost_what_they_cost():
     plain = work(np.full(64, 20.0), 12)
     base = predict_us(plain, SIMPLE, GPU)
-    joined = predict_us(replace(plain, joined_bytes=2e6), SIMPLE, GPU)
-    assert joined - base == pytest.approx(2.5 + 2 * 0.3)
+    joined = predict_us(replace(plain, joined=4, joined_bytes=2e6), SIMPLE, GPU)
+    assert joined - base == pytest.approx(2.5 + 2 * 0.3 + 4 * 0.4)
     assert predict_us(replace(plain, counter=True), SIMPLE, GPU) - base == pytest.approx(1.5)

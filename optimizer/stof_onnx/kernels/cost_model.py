@@ -53,6 +53,7 @@ class Coefficients:
         tail: share of a last item that the busiest multiprocessor works longer than the mean.
         io: µs a megabyte of tensors.
         join, join_bytes: µs of the second launch of split rows, and a megabyte of partial results.
+        join_piece: µs for each piece of a split row, whether a second launch joins them or the block itself.
         counter: µs of clearing the counter of items.
     """
 
@@ -71,6 +72,7 @@ class Coefficients:
     io: float
     join: float
     join_bytes: float
+    join_piece: float
     counter: float
 
 
@@ -85,12 +87,15 @@ def predict_us(work: Work, c: Coefficients, device: Figures) -> float:
     alone = alone + c.alone_entry * work.entries + c.alone_first * work.first_keys * depth
     shared = c.shared_full * work.full + c.shared_part * work.part + c.shared_piece * work.pieces
     shared = shared + c.shared_entry * work.entries + c.shared_first * work.first_keys
-    if not persistent:
+    if persistent:
+        joining = c.join_piece * np.where(work.early, work.pieces, 0.0)
+        alone, shared = alone + joining, shared + joining
+    else:
         alone = alone + c.alone_item
     computing = _computing(work, alone, shared, c.tail, device) + (c.alone_item if persistent else 0.0)
     us = c.launch + softer_max(computing, c.io * work.sizes.io_bytes * 1e-6)
-    if work.joined_bytes:
-        us += c.join + c.join_bytes * work.joined_bytes * 1e-6
+    if work.joined:
+        us += c.join + c.join_piece * work.joined + c.join_bytes * work.joined_bytes * 1e-6
     if work.counter and work.items > device.multiprocessors:
         us += c.counter
     return float(us)

@@ -56,7 +56,8 @@ class Work:
         entries: tiles that are loaded for several warpgroups; 0 where each item has one list.
         pieces: row tiles or bands whose start and end an item pays for.
         early: items of the leading rows, which all heads start first.
-        joined_bytes: partial results of split rows, written and read; 0 without.
+        joined: pieces of a split row that a second launch joins; 0 where there is none.
+        joined_bytes: partial results of split rows.
         counter: the launch clears a counter first.
     """
 
@@ -71,6 +72,7 @@ class Work:
     entries: F64
     pieces: F64
     early: npt.NDArray[np.bool_]
+    joined: int = 0
     joined_bytes: float = 0.0
     counter: bool = False
 
@@ -122,6 +124,7 @@ def _sm80(tilings: Tilings, config: KernelConfig, site: KernelSite, instance: In
         entries=np.zeros(full.size),
         pieces=np.ones(full.size),
         early=early.ravel(),
+        joined=config.splits if config.splits > 1 else 0,
         joined_bytes=joined if config.splits > 1 else 0.0,
     )
 
