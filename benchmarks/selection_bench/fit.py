@@ -14,9 +14,15 @@ from stof_onnx.kernels.work import Work
 
 # Where the fit of each family starts: a head size of 64, guessed from floors and from single measurements.
 _START = {
-    "row_wise": Coefficients(3, 1.0, 0.5, 2.0, 0.1, 0.05, 0.1, 0.02, 0.02, 0.02, 0.02, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5),
-    "block_sm80": Coefficients(3, 1.0, 1.1, 2.0, 0.47, 0.5, 0.3, 0.02, 0.02, 0.02, 0.02, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5),
-    "block_sm90": Coefficients(3, 0.6, 0.7, 1.0, 0.3, 0.33, 0.3, 0.02, 0.02, 0.02, 0.02, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5),
+    "row_wise": Coefficients(
+        3, 1.0, 0.5, 2.0, 0.1, 0.05, 0.1, 0.02, 0.02, 0.02, 0.02, 2.0, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5
+    ),
+    "block_sm80": Coefficients(
+        3, 1.0, 1.1, 2.0, 0.47, 0.5, 0.3, 0.02, 0.02, 0.02, 0.02, 2.0, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5
+    ),
+    "block_sm90": Coefficients(
+        3, 0.6, 0.7, 1.0, 0.3, 0.33, 0.3, 0.02, 0.02, 0.02, 0.02, 2.0, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5
+    ),
 }
 _STEPS = ("alone_full", "alone_part", "shared_full", "shared_part")
 _NOISE = 0.02  # of a time, as a logarithm

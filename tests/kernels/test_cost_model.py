@@ -12,7 +12,7 @@ from stof_onnx.kernels.work import Sizes, Work
 
 SIMPLE = Coefficients(
     launch=3.0, alone_full=1.0, alone_part=1.2, alone_item=2.0, shared_full=0.5, shared_part=0.6, shared_piece=0.3,
-    alone_entry=0.1, shared_entry=0.1, alone_first=0.05, shared_first=0.05, tail=0.5, io=0.2, join=2.5, join_bytes=0.3,
+    alone_entry=0.1, shared_entry=0.1, alone_first=0.05, shared_first=0.05, sharpness=2.0, tail=0.5, io=0.2, join=2.5, join_bytes=0.3,
     join_piece=0.4, counter=1.5,
 )  # fmt: skip
 TINY = 1e-9
@@ -32,8 +32,8 @@ def work(lengths: np.ndarray, heads: int, part: float = 0.3, resident: int = 4, 
 
 
 def test_softer_max():
-    assert softer_max(1.0, 1.0) == pytest.approx(2**0.5)
-    assert softer_max(10.0, 1.0) == pytest.approx(10.0, rel=0.01)
+    assert softer_max(1.0, 1.0, 2.0) == pytest.approx(2**0.5)
+    assert softer_max(10.0, 1.0, 2.0) == pytest.approx(10.0, rel=0.01)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -13,13 +13,14 @@ that of its last chunk. Tensors read and written once set a floor, `io`; split r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from stof_onnx.kernels.work import F64, Work
 
-_SHARPNESS = 2.0  # of the softer maxima: 2^(1/2) = 1.41 times either where both are equal
 _CACHED_SHARE = {"block_sm80": 0.75, "block_sm90": 0.48, "row_wise": 1.0}  # of the L2 that a chunk of heads fills
 
 
@@ -50,6 +51,7 @@ class Coefficients:
             multiprocessor's throughput.
         alone_entry, shared_entry: µs of a tile that is loaded for several warpgroups.
         alone_first, shared_first: µs that a step takes longer in which a query sees its first key.
+        sharpness: of the softer maxima, their p-norm's exponent; no time.
         tail: share of a last item that the busiest multiprocessor works longer than the mean.
         io: µs a megabyte of tensors.
         join, join_bytes: µs of the second launch of split rows, and a megabyte of partial results.
@@ -68,6 +70,7 @@ class Coefficients:
     shared_entry: float
     alone_first: float
     shared_first: float
+    sharpness: float
     tail: float
     io: float
     join: float
@@ -92,8 +95,9 @@ def predict_us(work: Work, c: Coefficients, device: Figures) -> float:
         alone, shared = alone + joining, shared + joining
     else:
         alone = alone + c.alone_item
-    computing = _computing(work, alone, shared, c.tail, device) + (c.alone_item if persistent else 0.0)
-    us = c.launch + softer_max(computing, c.io * work.sizes.io_bytes * 1e-6)
+    items = _Items(work.count, alone, shared, _resident(work, device), device.multiprocessors, c.sharpness)
+    computing = _computing(work, items, c.tail, device) + (c.alone_item if persistent else 0.0)
+    us = c.launch + softer_max(computing, c.io * work.sizes.io_bytes * 1e-6, c.sharpness)
     if work.joined:
         us += c.join + c.join_piece * work.joined + c.join_bytes * work.joined_bytes * 1e-6
     if work.counter and work.items > device.multiprocessors:
@@ -101,32 +105,103 @@ def predict_us(work: Work, c: Coefficients, device: Figures) -> float:
     return float(us)
 
 
-def softer_max(a: F64 | float, b: F64 | float) -> F64 | float:
-    """A maximum without a corner: the p-norm of (a, b)."""
-    p = _SHARPNESS
-    return (a**p + b**p) ** (1.0 / p)
+def softer_max(a: F64 | float, b: F64 | float, sharpness: float) -> F64 | float:
+    """A maximum without a corner: the p-norm of (a, b); 2^(1/p) times either where both are equal."""
+    return (a**sharpness + b**sharpness) ** (1.0 / sharpness)
 
 
-def _computing(work: Work, alone: F64, shared: F64, tail: float, device: Figures) -> float:
-    n, resident = device.multiprocessors, _resident(work, device)
-    mean = _mean(work.count, alone, shared, resident, n)
-    chunk = _last_chunk(work, device)
+@dataclass(frozen=True)
+class _Items:
+    """Kinds of items on n multiprocessors that hold `resident` at once; arrays over the kinds."""
+
+    count: F64
+    alone: F64
+    shared: F64
+    resident: int
+    n: float
+    sharpness: float
+
+    def some(self, count: F64) -> _Items:
+        """Fewer of each kind; kinds of which none is left are dropped."""
+        used = count >= 0.5
+        return replace(self, count=count[used], alone=self.alone[used], shared=self.shared[used])
+
+    @cached_property
+    def total(self) -> float:
+        """How many items there are."""
+        return float(self.count.sum())
+
+    def together(self, k: F64 | float) -> F64:
+        """µs of an item among k on its multiprocessor."""
+        return np.asarray(softer_max(self.alone, k * self.shared, self.sharpness), np.float64)
+
+    def rounds(self, m: F64) -> F64:
+        """How long a multiprocessor takes for m items of each kind, in waves of `resident`."""
+        waves = np.floor(m / self.resident)
+        rest = m - waves * self.resident
+        return waves * self.together(self.resident) + np.where(rest > 0, self.together(rest), 0.0)
+
+    @cached_property
+    def mean(self) -> float:
+        """A multiprocessor's share of all items, `resident` of them at a time."""
+        return float(self.count @ self.together(self.resident)) / self.resident / self.n
+
+    @cached_property
+    def average(self) -> float:
+        """µs of an item that runs by itself."""
+        return float(self.count @ self.together(1.0)) / self.total
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.int64]:
+        """The kinds, longest first."""
+        return np.argsort(-self.together(1.0), kind="stable")
+
+    def busiest(self) -> float:
+        """How long the busiest multiprocessor takes at least.
+
+        Some one gets m + 1 of the m n + 1 longest items. The first `resident` rounds are dealt out in turn: one
+        multiprocessor holds the longest item and those n, 2 n, .. places behind it at once. And the longest item shares
+        its multiprocessor until the others are done.
+        """
+        rank = np.cumsum(self.count[self.order])  # of the last item of each kind
+        least = float(self.rounds_in_order(np.floor((rank - 0.5) / self.n) + 1.0).max())
+        at = np.searchsorted(rank, np.arange(self.resident) * self.n + 0.5)
+        first = self.shared[self.order][at[at < len(rank)]].sum()
+        together = float(softer_max(self.alone[self.order[0]], first, self.sharpness))
+        return max(least, together, self.longest(self.mean, self.total))
+
+    def rounds_in_order(self, m: F64) -> F64:
+        """`rounds`, of the kinds longest first."""
+        unordered = np.empty_like(m)
+        unordered[self.order] = m
+        return self.rounds(unordered)[self.order]
+
+    def longest(self, mean: float, total: float) -> float:
+        """When the longest item is done that starts first, among `total` items that take `mean` on a multiprocessor."""
+        beside = float(self.together(min(self.resident, max(1.0, total / self.n)))[self.order[0]])
+        alone = float(self.alone[self.order[0]])
+        return mean * (1.0 - alone / beside) + alone if beside > mean else 0.0
+
+    def in_turn(self) -> float:
+        """The first multiprocessor's items where it gets the longest one and every n-th after it."""
+        last = np.floor((np.cumsum(self.count[self.order]) - 0.5) / self.n)
+        return float(np.diff(last, prepend=-1.0) @ self.together(1.0)[self.order])
+
+
+def _computing(work: Work, items: _Items, tail: float, device: Figures) -> float:
+    n, chunk = device.multiprocessors, _last_chunk(work, device)
     if _persistent(work) and not (work.counter and work.items > n):  # items are dealt out in turn
         if chunk == 1.0:
-            return _in_turn(work.count, alone, shared, n)
-        return mean * math.ceil(work.items / n) / (work.items / n)
+            return items.in_turn()
+        return items.mean * math.ceil(work.items / n) / (work.items / n)
     # The leading rows of all heads come first; the others in chunks of heads, of which the last one ends the launch.
-    last = work.count * np.where(work.early, 0.0 if chunk < 1.0 else 1.0, chunk)
-    used = last >= 0.5
-    if not used.any():
-        return max(mean, _busiest(work.count, alone, shared, resident, n))
-    count, alone_, shared_ = last[used], alone[used], shared[used]
-    over = _busiest(count, alone_, shared_, resident, n) - _mean(count, alone_, shared_, resident, n)
-    remainder = tail * float(np.average(_rounds(np.ones(1), alone_, shared_, resident), weights=count))
-    ends = mean + max(over, remainder)
+    last = items.some(work.count * np.where(work.early, 0.0 if chunk < 1.0 else 1.0, chunk))
+    if not len(last.count):
+        return max(items.mean, items.busiest())
+    ends = items.mean + max(last.busiest() - last.mean, tail * last.average)
     if work.early.any() and chunk < 1.0:
-        early = work.early
-        ends = max(ends, _busiest(work.count[early], alone[early], shared[early], resident, n))
+        early = items.some(work.count * work.early)
+        ends = max(ends, early.busiest(), early.longest(items.mean, items.total))
     return ends
 
 
@@ -151,40 +226,3 @@ def _resident(work: Work, device: Figures) -> int:
     """Blocks that a multiprocessor holds at once."""
     room = device.shared_bytes / max(work.instance.shared_bytes, 1.0)
     return max(1, min(work.instance.resident, int(room)))
-
-
-def _rounds(m: F64, alone: F64, shared: F64, resident: int) -> F64:
-    """How long a multiprocessor takes for m items of a kind, in waves of `resident`."""
-    waves = np.floor(m / resident)
-    rest = m - waves * resident
-    last = np.where(rest > 0, softer_max(alone, rest * shared), 0.0)
-    return np.asarray(waves * softer_max(alone, resident * shared) + last, np.float64)
-
-
-def _mean(count: F64, alone: F64, shared: F64, resident: int, n: float) -> float:
-    """A multiprocessor's share of all items, `resident` of them at a time."""
-    full = np.full(1, float(resident))
-    return float((count * _rounds(full, alone, shared, resident)).sum()) / resident / n
-
-
-def _busiest(count: F64, alone: F64, shared: F64, resident: int, n: float) -> float:
-    """How long the busiest multiprocessor takes at least.
-
-    Some one gets m + 1 of the m n + 1 longest items. The first `resident` rounds are dealt out in turn: one
-    multiprocessor holds the longest item and those n, 2 n, .. places behind it at once.
-    """
-    order = np.argsort(-_rounds(np.ones(1), alone, shared, resident), kind="stable")
-    alone, shared, rank = alone[order], shared[order], np.cumsum(count[order])  # rank of the last item of each kind
-    m = np.floor((rank - 0.5) / n) + 1.0
-    least = float(_rounds(m, alone, shared, resident).max())
-    at = np.searchsorted(rank, np.arange(resident) * n + 0.5)
-    first = shared[at[at < len(rank)]].sum()
-    return max(least, float(softer_max(alone[0], first)))
-
-
-def _in_turn(count: F64, alone: F64, shared: F64, n: float) -> float:
-    """The first multiprocessor's items where it gets the longest one and every n-th after it."""
-    one = _rounds(np.ones(1), alone, shared, 1)
-    order = np.argsort(-one, kind="stable")
-    last = np.floor((np.cumsum(count[order]) - 0.5) / n)
-    return float((np.diff(last, prepend=-1.0) * one[order]).sum())
