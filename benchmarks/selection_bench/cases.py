@@ -135,6 +135,14 @@ CALIBRATE = [
     *_cross(((2, 12, 384, 64), (4, 8, 1536, 64), (1, 16, 768, 128)), ("causal", "window:64", "blocks:3"), "fp32"),
     *_cross(((2, 12, 768, 64), (1, 16, 1536, 128)), ("causal", "window:48", "blocks:4"), "fp16", 20.0),
     *_cross(((1, 8, 256, 32), (2, 8, 512, 128), (16, 8, 256, 128)), ("causal", "window", "bigbird:3", "random:20")),
+    *_cross(
+        ((1, 16, 768, 96), (1, 12, 1792, 192), (4, 4, 1024, 192), (2, 8, 1536, 256)),
+        ("causal", "window:60", "longformer:40", "blocks:4", "random:20"),
+    ),
+    *_cross(
+        ((1, 16, 2048, 128), (8, 16, 2048, 128)),
+        ("causal", "window:100", "longformer:40", "bigbird:3", "random:50", "documents:300"),
+    ),
     *_cross(((4, 8, 512, 64), (1, 8, 2048, 64)), ("causal", "window:80", "bigbird:2"), "fp32"),
     *_cross(((4, 8, 512, 64), (1, 8, 2048, 64)), ("causal", "window:80", "bigbird:2"), "fp16", 20.0),
 ]  # fmt: skip

@@ -12,18 +12,24 @@ from stof_onnx.kernels.cost_model import NAMES, Coefficients, Figures, predict_u
 from stof_onnx.kernels.instances import Instance
 from stof_onnx.kernels.work import Work
 
-# Where the fit of each family starts: a head size of 64, guessed from floors and from single measurements.
+# Where the fit of each family starts: a head size of 64, from a first fit.
 _START = {
-    "row_wise": Coefficients(
-        3, 1.0, 0.5, 2.0, 0.1, 0.05, 0.1, 0.02, 0.02, 0.02, 0.02, 2.0, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5
-    ),
     "block_sm80": Coefficients(
-        3, 1.0, 1.1, 2.0, 0.47, 0.5, 0.3, 0.02, 0.02, 0.02, 0.02, 2.0, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5
+        launch=2.0, alone_full=1.0, alone_part=1.1, alone_item=1.0, shared_full=0.4, shared_part=0.45, shared_piece=0.3,
+        alone_entry=0.02, shared_entry=0.02, alone_first=0.05, shared_first=0.02, sharpness=1.5, tail=0.3, io=0.15,
+        join=6.0, join_bytes=0.35, join_piece=0.5, counter=1.5,
     ),
     "block_sm90": Coefficients(
-        3, 0.6, 0.7, 1.0, 0.3, 0.33, 0.3, 0.02, 0.02, 0.02, 0.02, 2.0, 0.5, 0.23, 2.5, 0.3, 0.3, 1.5
+        launch=1.5, alone_full=0.35, alone_part=0.35, alone_item=2.0, shared_full=0.2, shared_part=0.23,
+        shared_piece=0.2, alone_entry=0.05, shared_entry=0.12, alone_first=0.05, shared_first=0.25, sharpness=2.0,
+        tail=0.2, io=0.18, join=6.0, join_bytes=0.35, join_piece=0.3, counter=1.7,
     ),
-}
+    "row_wise": Coefficients(
+        launch=3.0, alone_full=1.0, alone_part=0.5, alone_item=2.0, shared_full=0.1, shared_part=0.05, shared_piece=0.1,
+        alone_entry=0.02, shared_entry=0.02, alone_first=0.02, shared_first=0.02, sharpness=1.5, tail=0.5, io=0.23,
+        join=6.0, join_bytes=0.35, join_piece=0.5, counter=1.5,
+    ),
+}  # fmt: skip
 _STEPS = ("alone_full", "alone_part", "shared_full", "shared_part")
 _NOISE = 0.02  # of a time, as a logarithm
 _LOOSE, _TIED = 1.0, 0.4  # how far coefficients may be from where they start, as a logarithm

@@ -24,9 +24,9 @@ from stof_onnx.kernels.work import work_of  # noqa: E402
 
 GPU = Figures(132, 50 << 20, 228 << 10)
 TRUE = Coefficients(
-    launch=3.5, alone_full=0.8, alone_part=0.95, alone_item=2.5, shared_full=0.4, shared_part=0.5, shared_piece=0.25,
-    alone_entry=0.03, shared_entry=0.03, alone_first=0.03, shared_first=0.03, sharpness=2.0, tail=0.4, io=0.25, join=2.0,
-    join_bytes=0.3, join_piece=0.3, counter=1.5,
+    launch=3.5, alone_full=0.8, alone_part=0.95, alone_item=2.5, shared_full=0.4, shared_part=0.5,
+    shared_piece=0.25, alone_entry=0.03, shared_entry=0.03, alone_first=0.03, shared_first=0.03, sharpness=2.0,
+    tail=0.4, io=0.25, join=2.0, join_bytes=0.3, join_piece=0.3, counter=1.5,
 )  # fmt: skip
 SMALL = [c for c in CALIBRATE if c.seq <= 512]
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stof_onnx.kernels.cost_model import Coefficients, Figures, predict_us, softer_max
+from stof_onnx.kernels.cost_model import NAMES, Coefficients, Figures, predict_us, softer_max
 from stof_onnx.kernels.instances import Instance
 from stof_onnx.kernels.work import Sizes, Work
 
 SIMPLE = Coefficients(
-    launch=3.0, alone_full=1.0, alone_part=1.2, alone_item=2.0, shared_full=0.5, shared_part=0.6, shared_piece=0.3,
-    alone_entry=0.1, shared_entry=0.1, alone_first=0.05, shared_first=0.05, sharpness=2.0, tail=0.5, io=0.2, join=2.5, join_bytes=0.3,
-    join_piece=0.4, counter=1.5,
+    launch=3.0, alone_full=1.0, alone_part=1.2, alone_item=2.0, shared_full=0.5, shared_part=0.6,
+    shared_piece=0.3, alone_entry=0.1, shared_entry=0.1, alone_first=0.05, shared_first=0.05, sharpness=2.0,
+    tail=0.5, io=0.2, join=2.5, join_bytes=0.3, join_piece=0.4, counter=1.5,
 )  # fmt: skip
 TINY = 1e-9
 GPU = Figures(132, 50 << 20, 228 << 10)
@@ -50,7 +50,7 @@ def test_more_work_is_never_faster(seed):
     assert predict_us(work(lengths, heads, part=0.6), SIMPLE, GPU) >= before
 
 
-@pytest.mark.parametrize("name", list(Coefficients.__dataclass_fields__))
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "sharpness"])
 def test_no_coefficient_makes_it_faster(name):
     lengths = np.array([3.0, 9.0, 40.0])
     w = work(lengths, 12, joined=4, joined_bytes=1e6, counter=True, first_keys=lengths / 4, entries=lengths)
