@@ -30,7 +30,7 @@ _START = {
         join=6.0, join_bytes=0.35, join_piece=0.5, counter=1.5,
     ),
 }  # fmt: skip
-_STEPS = ("alone_full", "alone_part", "shared_full", "shared_part")
+_STEPS = tuple(f"{where}_{what}" for where in ("alone", "shared") for what in ("full", "part", "entry", "first"))
 _NOISE = 0.02  # of a time, as a logarithm
 _LOOSE, _TIED = 1.0, 0.4  # how far coefficients may be from where they start, as a logarithm
 _FAR = 3.0  # times slower than the best: such times choose nothing

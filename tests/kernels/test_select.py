@@ -12,7 +12,7 @@ from stof_onnx.kernels.configs import Tilings, candidates
 from stof_onnx.kernels.device_profile import profile_for
 from stof_onnx.kernels.select import Device, KernelSite, choose, lower_site, predictions
 from stof_onnx.mask import EncodedMask, encode, encode_bands
-from stof_onnx.mask.sources import causal, window
+from stof_onnx.mask.sources import all_keys, causal, window
 
 A100, H200 = Device(80, 108), Device(90, 132, name="NVIDIA H200")
 ONLY_SM80 = Device(90, 132, ("block_sm80",), "NVIDIA H200")
@@ -109,3 +109,13 @@ def test_attributes_fit_the_arrays(device):
     assert arrays["bitmap"].size == max(1, a["mask_n_part"]) * a["tile_m"] * a["tile_n"] // 32
     lengths = np.diff(arrays["full_row_ptr"]) + np.diff(arrays["part_row_ptr"])
     assert lengths.max() == a["mask_max_row_tiles"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "tile_n"),
+    [(causal(4096, 4096), 128), (all_keys(4096, 4096), 128), (window(4096, 4096, 64, 64), 64)],
+    ids=["causal", "full", "window"],
+)
+def test_wide_hopper_tiles_for_dense_lists(mask, tile_n):
+    choice = choose(encode_bands(mask, 4096, 4096), site(1, 16, 128), H200)
+    assert (choice.config.kernel, choice.config.tile_n) == ("block_sm90", tile_n)

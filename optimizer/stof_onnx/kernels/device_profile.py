@@ -134,7 +134,7 @@ def derive(base: DeviceProfile, known: Datasheet, wanted: Datasheet) -> DevicePr
 
     def scaled(key: str, c: Coefficients) -> Coefficients:
         step = fp32 if key.startswith("row_wise") or " f32 " in key else tensor
-        by = dict.fromkeys(("alone_full", "alone_part", "shared_full", "shared_part"), step)
+        by = {f"{where}_{what}": step for where in ("alone", "shared") for what in ("full", "part", "entry", "first")}
         by |= dict.fromkeys(("launch", "alone_item", "shared_piece", "join", "join_piece", "counter"), clock)
         by |= dict.fromkeys(("io", "join_bytes"), bandwidth)
         return replace(c, **{name: getattr(c, name) * ratio for name, ratio in by.items()})

@@ -90,6 +90,10 @@ def _reason(best: KernelConfig, times: dict[KernelConfig, float]) -> str:
     others = []
     for kernel in dict.fromkeys(c.kernel for c in times if c.kernel != best.kernel):
         other = min((c for c in times if c.kernel == kernel), key=times.__getitem__)
-        others.append(f"{other.label} {times[other]:.3g} µs")
+        others.append(f"{other.label} {_us(times[other])}")
     behind = f" ({', '.join(others)})" if others else ""
-    return f"{best.label}, predicted {times[best]:.3g} µs{behind}"
+    return f"{best.label}, predicted {_us(times[best])}{behind}"
+
+
+def _us(time: float) -> str:
+    return f"{time:.1f} µs" if time < 100 else f"{time:.0f} µs"
