@@ -25,6 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from stof_onnx.graph.fold_small import fold_small
+from stof_onnx.graph.proto_graph import drop_dead
+from stof_onnx.graph.proto_shapes import infer_shapes
 
 ROOT = Path(__file__).resolve().parents[1]
 # Name: architecture and mask options of `stof-onnx export`.
@@ -39,6 +43,7 @@ MODELS: dict[str, list[str]] = {
     "vit": ["vit"],
 }
 HIDDEN, HEADS, VOCABULARY = 768, 12, 1024
+_MOST_FOLDED = 1 << 29  # elements of a mask
 _MOST_SCORES = 1 << 26  # of all heads and entries: beyond, the portable file is not compared in the same run
 
 
@@ -61,6 +66,26 @@ def export(case: str, folder: Path) -> None:
             continue
         options = [*MODELS[name], *sizes, "--seq", seq, "--batch", count, "--graph-only", "-o", path]
         assert cli.main(list(map(str, options))) == 0
+        fold_masks(path)
+
+
+def fold_masks(path: Path) -> None:
+    """Evaluates the masks that the export computes from sizes alone, as it does itself where it traces with fixed ones.
+
+    Graphs without weights are traced with dynamic axes. What is left of that are masks to compute at every inference,
+    and operators that TensorRT 8.6 does not parse. A mask that is the same for all batch entries is kept once.
+    """
+    model = onnx.load(str(path), load_external_data=False)
+    while fold_small(model, infer_shapes(model).dims, most=_MOST_FOLDED):
+        pass
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.BOOL and len(tensor.dims) == 4 and tensor.dims[0] > 1:
+            values = onnx.numpy_helper.to_array(tensor)
+            if (values == values[:1]).all():
+                tensor.CopyFrom(onnx.numpy_helper.from_array(values[:1], tensor.name))
+    drop_dead(model.graph)
+    del model.graph.value_info[:]
+    onnx.save(model, str(path))
 
 
 def parse(case: str) -> tuple[str, int, int, int]:

@@ -30,6 +30,12 @@ except StofError as error:
 """
 
 
+def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
+    """Engines that were built apart have tactics of their own: equal to the rounding of fp16."""
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() < 4e-3 * np.abs(expected).max()
+
+
 @pytest.fixture
 def case(engines: Engines, rng: np.random.Generator, tmp_path: Path):
     """An input file, and the outputs of the embedded engine for it."""
@@ -59,7 +65,7 @@ def test_an_engine_without_its_library_runs_through_the_manifest(engines: Engine
     code = RUN % "np.save(sys.argv[3], engine_step.load_engine(Path(sys.argv[2])).run({'x': x})['y'])"
     done = run_python(code, folder / "x.npy", engines.outside, folder / "y.npy")
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(folder / "y.npy"), expected)
+    assert_close(np.load(folder / "y.npy"), expected)
 
 
 def test_without_manifest_or_with_another_library_the_message_says_what_is_missing(engines: Engines, case) -> None:
@@ -91,8 +97,10 @@ def test_load_library_and_embedding_in_one_process(engines: Engines, case, order
     )
     done = run_python(code, folder / "x.npy", folder / "y.npy", *(paths if order == "outside first" else paths[::-1]))
     assert done.returncode == 0, done.stderr
-    for got in np.load(folder / "y.npy"):
-        np.testing.assert_array_equal(got, expected)
+    got = np.load(folder / "y.npy")
+    np.testing.assert_array_equal(got[:2], got[2:])  # whichever ran in between
+    for one in got:
+        assert_close(one, expected)
 
 
 def test_engines_with_plugins_of_two_builds_in_one_process(engines: Engines, case) -> None:
@@ -123,7 +131,7 @@ def test_engines_with_plugins_of_two_builds_in_one_process(engines: Engines, cas
         done = run_python(run, folder / "x.npy", folder / "y.npy", *paths)
         assert done.returncode == 0, done.stderr
         for got in np.load(folder / "y.npy"):
-            assert np.abs(got - expected).max() < 4e-3 * np.abs(expected).max()
+            assert_close(got, expected)
 
 
 def noexec_folder() -> Path | None:
@@ -153,7 +161,7 @@ def test_a_temporary_directory_that_does_not_serve_is_named(engines: Engines, ca
         assert "temporary directory" in done.stderr and "--no-embed" in done.stderr and "Traceback" not in done.stderr
     done = run_python(code, folder / "x.npy", engines.outside, folder / "z.npy", TMPDIR=str(place))
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(folder / "z.npy"), expected)
+    assert_close(np.load(folder / "z.npy"), expected)
 
 
 def test_damaged_engines_are_refused(engines: Engines, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 #include "attention_adapter.h"
 #include "creators_v2.h"
+#include "damaged_v2.h"
 
 namespace stof {
 namespace {
@@ -88,7 +89,8 @@ class AttentionV2Creator final : public IPluginCreator {
   IPluginV2* deserializePlugin(const char* name, const void* data, size_t length) noexcept override {
     AttentionConfig config;
     char error[256];
-    return make(deserialize(data, length, config, error, sizeof error), name, config);
+    IPluginV2* const plugin = make(deserialize(data, length, config, error, sizeof error), name, config);
+    return plugin ? plugin : new (std::nothrow) DamagedV2(kAttentionName);
   }
   void setPluginNamespace(const char*) noexcept override {}
   const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }

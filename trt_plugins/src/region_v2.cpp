@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "creators_v2.h"
+#include "damaged_v2.h"
 #include "region_adapter.h"
 
 namespace stof {
@@ -97,9 +98,11 @@ class RegionV2Creator final : public IPluginCreator {
     });
   }
   IPluginV2* deserializePlugin(const char* name, const void* data, size_t length) noexcept override {
-    return make_region_plugin<RegionV2>(name, [data, length](RegionConfig& config, char* error, size_t size) {
-      return deserialize(data, length, config, error, size);
-    });
+    IPluginV2* const plugin =
+        make_region_plugin<RegionV2>(name, [data, length](RegionConfig& config, char* error, size_t size) {
+          return deserialize(data, length, config, error, size);
+        });
+    return plugin ? plugin : new (std::nothrow) DamagedV2(kRegionName);
   }
   void setPluginNamespace(const char*) noexcept override {}
   const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }

@@ -23,20 +23,22 @@ _RANDOM = frozenset(
 Dims = tuple[int | str | None, ...]
 
 
-def fold_small(model: onnx.ModelProto, dims: Mapping[str, Dims]) -> int:
+def fold_small(model: onnx.ModelProto, dims: Mapping[str, Dims], most: int = _SMALL) -> int:
     """Replaces nodes of the main graph whose outputs are small and known by initializers, in place.
 
     Args:
         dims: inferred shapes: Shape of a tensor with fixed ones is known.
+        most: elements that integer and boolean outputs may have; others are small ones in any case.
 
     Returns:
         How many nodes were replaced.
     """
     graph = model.graph
-    known = {t.name: numpy_helper.to_array(t) for t in graph.initializer if np.prod(t.dims) <= _SMALL}
+    stored = (t for t in graph.initializer if math.prod(t.dims) <= most and t.data_location != t.EXTERNAL)
+    known = {t.name: numpy_helper.to_array(t) for t in stored}
     kept, folded = [], 0
     for node in graph.node:
-        values = _value_of(node, known, dims, model.opset_import)
+        values = _value_of(node, known, dims, model.opset_import, most)
         if values is None:
             kept.append(node)
             continue
@@ -58,12 +60,13 @@ def _value_of(
     known: Mapping[str, np.ndarray],
     dims: Mapping[str, Dims],
     opsets: Sequence[onnx.OperatorSetIdProto],
+    most: int,
 ) -> dict[str, np.ndarray] | None:
     if node.domain not in ("", "ai.onnx") or any(subgraphs(node)) or node.op_type in _RANDOM:
         return None
     if node.op_type == "Constant":
         value = constant_value(node)
-        return {node.output[0]: value} if value is not None and value.size <= _SMALL else None
+        return {node.output[0]: value} if value is not None and value.size <= most else None
     inputs = [name for name in node.input if name]
     if node.op_type == "Shape":
         sizes = dims.get(inputs[0])
@@ -73,7 +76,7 @@ def _value_of(
         return {node.output[0]: np.array(sizes, np.int64)[fields.get("start", 0) : fields.get("end")]}
     if not inputs or any(name not in known for name in inputs):
         return None
-    if not all(_is_small(dims.get(name)) for name in node.output if name):
+    if not all(_is_small(dims.get(name), most) for name in node.output if name):
         return None
     given = [numpy_helper.from_array(known[name], name) for name in dict.fromkeys(inputs)]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
@@ -82,8 +85,9 @@ def _value_of(
         results = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, {})
     except Exception:  # what can not be evaluated stays a node
         return None
-    return {output.name: np.asarray(value) for output, value in zip(outputs, results, strict=True)}
+    values = {output.name: np.asarray(value) for output, value in zip(outputs, results, strict=True)}
+    return values if all(v.size <= _SMALL or v.dtype.kind in "ib" for v in values.values()) else None
 
 
-def _is_small(sizes: Dims | None) -> bool:
-    return sizes is not None and all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= _SMALL  # type: ignore[arg-type]
+def _is_small(sizes: Dims | None, most: int) -> bool:
+    return sizes is not None and all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= most  # type: ignore[arg-type]

@@ -208,7 +208,11 @@ void* host_create(void* creator, const HostField* fields, int32_t n) {
 
 void* host_deserialize(void* creator, const void* bytes, int64_t length) {
 #ifdef HOST_V2
-  return static_cast<Plugin*>(static_cast<IPluginCreator*>(creator)->deserializePlugin("node", bytes, length));
+  // What stands in for a damaged plugin has nothing to serialize and does not initialize: TensorRT refuses the engine.
+  auto* const plugin = static_cast<Plugin*>(static_cast<IPluginCreator*>(creator)->deserializePlugin("node", bytes, length));
+  if (!plugin || plugin->getSerializationSize() > 0 || plugin->initialize() == 0) return plugin;
+  plugin->destroy();
+  return nullptr;
 #else
   const PluginField field("stof_config", bytes, PluginFieldType::kUNKNOWN, static_cast<int32_t>(length));
   const PluginFieldCollection collection{1, &field};
