@@ -19,8 +19,9 @@ sys.path[:0] = [str(ROOT / "optimizer"), str(ROOT / "benchmarks")]
 from attention_bench import record  # noqa: E402
 from selection_bench import calibrate, judge, tables  # noqa: E402
 from selection_bench.cases import SETS  # noqa: E402
-from selection_bench.sweep import sweep  # noqa: E402
+from selection_bench.sweep import Planned, site_of, sweep  # noqa: E402
 from stof_onnx.errors import StofError  # noqa: E402
+from stof_onnx.kernels.configs import hopper_runs  # noqa: E402
 from stof_onnx.kernels.device_profile import read_profile  # noqa: E402
 
 LIBRARY = ROOT / "build" / "cuda" / "libstof_capi.so"
@@ -35,6 +36,7 @@ def main() -> int:
     m = commands.add_parser("measure", help="times every configuration of every case")
     m.add_argument("--set", choices=sorted(SETS), nargs="+", default=sorted(SETS))
     m.add_argument("--out", type=Path, default=RESULTS, help="JSONL to append to (%(default)s)")
+    m.add_argument("--hopper-only", metavar="SET", help="of this set only block_sm90: older times of the others stay")
     m.add_argument("--limit", type=float, default=1e9, help="seconds after which no further case starts")
     m.add_argument("--workers", type=int, default=8, help="processes that lower masks")
     m.add_argument("--commit", default="", help="what to record as the commit where the tree is no checkout")
@@ -59,7 +61,10 @@ def _measure(a: argparse.Namespace) -> int:
     for name in a.set:
         shuffled = list(SETS[name])
         random.Random(0).shuffle(shuffled)  # a run that is cut off has seen some of everything
-        cases += [(name, case) for case in shuffled]
+        if name == a.hopper_only:
+            cases += [Planned(name, c, ("block_sm90",)) for c in shuffled if hopper_runs(site_of(c), 90)]
+        else:
+            cases += [Planned(name, c) for c in shuffled]
     return 1 if sweep(cases, LIBRARY, a.out, record.environment(a.commit), a.limit, a.workers) else 0
 
 

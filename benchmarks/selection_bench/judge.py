@@ -67,14 +67,16 @@ class Score:
 
 
 def read(path: Path, name: str) -> tuple[list[Measured], dict[str, Any]]:
-    """The cases of a set in a results file (the newest line of each), and the last line's environment."""
-    cases, lines = {c.key: c for c in SETS[name]}, {}
+    """The cases of a set in a results file, and the last line's environment. Of each time the newest counts."""
+    cases = {c.key: c for c in SETS[name]}
+    times: dict[str, dict[str, float]] = {}
+    last: dict[str, Any] = {}
     for text in path.read_text().splitlines():
         line = json.loads(text)
         if line["set"] == name and line["case"] in cases:
-            lines[line["case"]] = line
-    measured = [_measured(cases[key], line["us"], line["arch"]) for key, line in lines.items()]
-    return measured, list(lines.values())[-1] if lines else {}
+            times[line["case"]] = {**times.get(line["case"], {}), **line["us"]}
+            last = line
+    return [_measured(cases[key], us, last["arch"]) for key, us in times.items()], last
 
 
 def _measured(case: Case, us: dict[str, float], arch: int) -> Measured:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stof_onnx.kernels.configs import KernelConfig, KernelSite, Tilings, candidates, lower
+from stof_onnx.kernels.configs import KERNELS, KernelConfig, KernelSite, Tilings, candidates, lower
 from stof_onnx.mask import EncodedMask, encode_bands
 
 from .cases import Case, source
@@ -40,6 +40,15 @@ def encoded(case: Case) -> EncodedMask:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A case, the set that it belongs to, and the kernel families to time."""
+
+    set: str
+    case: Case
+    kernels: tuple[str, ...] = KERNELS
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Everything of a case that needs no GPU: the sampled rows of its mask, and each configuration's arrays."""
 
@@ -49,22 +58,24 @@ class Prepared:
     lowered: list[Lowered]
 
 
-def prepare(case: Case, arch: int) -> Prepared:
-    """Encodes and lowers for every candidate."""
+def prepare(case: Case, arch: int, kernels: Sequence[str] = KERNELS) -> Prepared:
+    """Encodes and lowers for every candidate of these kernel families."""
     mask, dense = encoded(case), source(case.mask, case.seq)
     rows = np.sort(np.random.default_rng().permutation(case.seq)[:SAMPLED_ROWS])
     allowed = np.concatenate([dense(int(r), int(r) + 1) for r in rows])
-    return Prepared(case, rows, allowed, [(c, *lower(mask, c)) for c in candidates(Tilings(mask), site_of(case), arch)])
+    configs = candidates(Tilings(mask), site_of(case), arch, tuple(kernels))
+    return Prepared(case, rows, allowed, [(c, *lower(mask, c)) for c in configs])
 
 
-def prepared(cases: Sequence[Case], arch: int, workers: int) -> Iterator[Prepared]:
+def prepared(cases: Sequence[Planned], arch: int, workers: int) -> Iterator[Prepared]:
     """`prepare` of all cases as they get ready, few ahead of the consumer."""
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         todo, running = list(cases), set[Future[Any]]()
         try:
             while todo or running:
                 while todo and len(running) < 2 * workers:
-                    running.add(pool.submit(prepare, todo.pop(0), arch))
+                    following = todo.pop(0)
+                    running.add(pool.submit(prepare, following.case, arch, following.kernels))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
@@ -73,12 +84,11 @@ def prepared(cases: Sequence[Case], arch: int, workers: int) -> Iterator[Prepare
 
 
 def sweep(
-    cases: Sequence[tuple[str, Case]], library_path: Path, out: Path, start: dict[str, Any], limit: float, workers: int
+    cases: Sequence[Planned], library_path: Path, out: Path, start: dict[str, Any], limit: float, workers: int
 ) -> int:
     """Appends one line a case to `out`; the number of wrong results.
 
     Args:
-        cases: each with the name of its set.
         start: the fields that every line begins with.
         limit: seconds after which no further case starts.
     """
@@ -88,8 +98,8 @@ def sweep(
     library, properties = capi.KernelLibrary(library_path), torch.cuda.get_device_properties(0)
     _raise_clock(torch, 0.7)
     arch, begin, wrong = 10 * properties.major + properties.minor, time.monotonic(), 0
-    sets = {case.key: name for name, case in cases}
-    for number, ready in enumerate(prepared([case for _, case in cases], arch, workers)):
+    sets = {planned.case.key: planned.set for planned in cases}
+    for number, ready in enumerate(prepared(cases, arch, workers)):
         _raise_clock(torch, 0.01)
         case, bench = ready.case, _Bench(ready, library)
         us, errors = bench.times(ready.lowered)
