@@ -46,13 +46,16 @@ def test_a_demanded_engine_is_an_error_before_any_work(model: Path, option: list
     assert not model.with_name("model.stof.onnx").exists()
 
 
-def test_emit_lowered_needs_neither(model: Path) -> None:
+def test_emit_lowered_needs_neither(model: Path, capsys: Captured) -> None:
     lowered = model.with_name("lowered.onnx")
     command = ["optimize", str(model), "--no-verify", "--emit-lowered", str(lowered), "--arch", "80"]
     assert cli.main(command) == 0
     nodes = [n for n in onnx.load(str(lowered)).graph.node if n.op_type == "StofAttention"]
     assert [n.domain for n in nodes] == ["trt.plugins"]
-    assert {a.name: a for a in nodes[0].attribute}["kernel"].s == b"block_sm80"
+    kernel = {a.name: a for a in nodes[0].attribute}["kernel"].s.decode()
+    assert kernel in ("row_wise", "block_sm80")
+    printed = capsys.readouterr().out
+    assert f": {kernel} " in printed and "predicted" in printed and "derived for NVIDIA A100" in printed
 
 
 @pytest.mark.parametrize("command", [["bench", "x.engine"], ["verify", "model.onnx", "x.engine"]])

@@ -77,7 +77,8 @@ def test_derived_coefficients_follow_the_datasheets():
     assert (b.shared_full, b.launch, b.tail) == (a.shared_full, a.launch, a.tail)
     ada = derive(base, known, datasheet_of(Device(89, 128)))
     per_sm = (613 / 132) / (165 / 128)
-    assert ada.instances[KEY].shared_full == pytest.approx(a.shared_full * per_sm)
+    assert ada.instances[KEY].shared_full == pytest.approx(a.shared_full * (0.6 * per_sm + 0.4 * 1830 / 2520))
+    assert ada.instances[KEY].alone_full >= ada.instances[KEY].shared_full
     assert ada.instances[KEY].launch == pytest.approx(a.launch * 1830 / 2520)
     assert ada.derived and "derived for NVIDIA GeForce RTX 4090" in ada.origin
 

@@ -19,6 +19,8 @@ from stof_onnx.kernels.device import Device
 
 FORMAT = 1
 _DATASHEETS = "datasheets.json"
+_STEP_KINDS = ("full", "part", "entry", "first")
+_PRODUCTS = 0.6  # of a step's throughput: about what the tensor pipe is busy in the sm_80 kernels (cuda/NOTES.md)
 _ADVICE = "Make it anew with `python benchmarks/selection.py calibrate`"
 
 
@@ -122,8 +124,10 @@ def datasheet_of(device: Device) -> Datasheet:
 def derive(base: DeviceProfile, known: Datasheet, wanted: Datasheet) -> DeviceProfile:
     """`base`, measured on the GPU of the datasheet `known`, carried over to `wanted`.
 
-    Steps take longer as a multiprocessor's arithmetic rate falls (tensor cores; fp32 for the row-wise and the fp32
-    kernels); launches, starts and ends as the clock falls; bytes as the bandwidth falls.
+    What a step takes from a multiprocessor's throughput grows, as far as it is products, as the arithmetic rate falls
+    (tensor cores; fp32 for the row-wise and the fp32 kernels), the rest of it as the clock falls. A step alone takes
+    its latency, which goes with the clock, and at least that throughput. Launches, starts and ends go with the clock,
+    bytes with the bandwidth.
     """
     clock = known.clock_mhz / wanted.clock_mhz
     bandwidth = known.bandwidth_gbs / wanted.bandwidth_gbs
@@ -133,11 +137,18 @@ def derive(base: DeviceProfile, known: Datasheet, wanted: Datasheet) -> DevicePr
     )
 
     def scaled(key: str, c: Coefficients) -> Coefficients:
-        step = fp32 if key.startswith("row_wise") or " f32 " in key else tensor
-        by = {f"{where}_{what}": step for where in ("alone", "shared") for what in ("full", "part", "entry", "first")}
-        by |= dict.fromkeys(("launch", "alone_item", "shared_piece", "join", "join_piece", "counter"), clock)
-        by |= dict.fromkeys(("io", "join_bytes"), bandwidth)
-        return replace(c, **{name: getattr(c, name) * ratio for name, ratio in by.items()})
+        rate = fp32 if key.startswith("row_wise") or " f32 " in key else tensor
+        by = (
+            dict.fromkeys(NAMES, clock)
+            | dict.fromkeys(("io", "join_bytes"), bandwidth)
+            | {"tail": 1.0, "sharpness": 1.0}
+        )
+        by |= {f"shared_{what}": _PRODUCTS * rate + (1 - _PRODUCTS) * clock for what in _STEP_KINDS}
+        values = {name: getattr(c, name) * by[name] for name in NAMES}
+        for what in _STEP_KINDS:
+            if getattr(c, f"alone_{what}") >= getattr(c, f"shared_{what}"):
+                values[f"alone_{what}"] = max(values[f"alone_{what}"], values[f"shared_{what}"])
+        return Coefficients(**values)
 
     instances = {key: scaled(key, c) for key, c in base.instances.items()}
     origin = f"derived for {wanted.gpu} from datasheet figures and what was {base.origin}"
