@@ -38,7 +38,7 @@ def commands(monkeypatch):
     """What was run. The command's engine is a file of the name of the model; the example runs that on ONNX Runtime."""
     seen: list[list[str]] = []
 
-    def process(command: list[object], cwd: Path) -> None:
+    def process(command: list[object], cwd: Path, timeout: float | None = None) -> None:
         words = list(map(str, command))
         seen.append(words)
         if "optimize" in words:
@@ -75,7 +75,9 @@ def test_a_model_goes_from_export_to_a_line(name, tuned, commands, tmp_path, mon
     monkeypatch.setattr(real_models, "HEADS", 4)
     real_models.export(f"{name}:2x16x1", tmp_path)
     (path,) = (p for p in tmp_path.glob("*.onnx") if ".one." not in p.name)
-    arguments = argparse.Namespace(seed=1, commit="abc", timing_cache=None, tune_budget=tuned)
+    arguments = argparse.Namespace(
+        seed=1, commit="abc", timing_cache=None, tune_budget=tuned, in_process=False, timeout=None
+    )
     line, *more = real_models.run(path, arguments)
     assert (line["model"], line["B"], line["layers"]) == (name, 2, 1)
     assert line["S"] == (16 if name != "vit" else 17)

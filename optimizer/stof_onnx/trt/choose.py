@@ -260,6 +260,7 @@ def _build(candidate: Candidate, model: Path, options: BuildOptions) -> None:
         _log.info("%s engine built in %.1f s", candidate.kind, candidate.engine.seconds)
     except StofError as error:
         candidate.problem = str(error)
+        _log.info("no %s engine: %s", candidate.kind, error)
 
 
 def _run(candidate: Candidate, feeds: Sequence[dict[str, np.ndarray]]) -> None:
