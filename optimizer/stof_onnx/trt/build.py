@@ -56,7 +56,7 @@ class BuiltEngine:
 
 
 class _Log:
-    """TensorRT's messages: errors are kept for the message users get, warnings are dropped."""
+    """TensorRT's messages: errors are kept for the message users get; STOF_DEBUG=1 shows warnings, 2 everything."""
 
     @staticmethod
     def make() -> Any:
@@ -70,7 +70,9 @@ class _Log:
             def log(self, severity: Any, message: str) -> None:
                 if severity <= trt.ILogger.Severity.ERROR:
                     self.errors.append(message)
-                if os.environ.get("STOF_DEBUG") == "1" and severity <= trt.ILogger.Severity.WARNING:
+                shown = {"1": trt.ILogger.Severity.WARNING, "2": trt.ILogger.Severity.VERBOSE}
+                least = shown.get(os.environ.get("STOF_DEBUG", ""))
+                if least is not None and severity <= least:
                     print(f"[TensorRT] {message}", flush=True)
 
         return Logger()
