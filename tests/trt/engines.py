@@ -20,7 +20,6 @@ import numpy as np
 import onnx
 import pytest
 from stof_onnx import cli
-from stof_onnx.trt import cuda
 from stof_onnx.trt.availability import why_no_engine
 from stof_onnx.trt.manifest import manifest_of
 from stof_onnx.verify.session import Runner
@@ -88,18 +87,6 @@ class Engines:
         expected = Runner(self.proto, Path()).run(feeds)["y"]
         assert got.shape == expected.shape
         assert np.abs(got - expected).max() < 4e-3 * np.abs(expected).max()
-
-
-def device_memory() -> int:
-    """Bytes of device memory that this process holds, whatever others do; where the driver lists no processes, all."""
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    listed = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
-    held = dict(line.split(", ") for line in listed if line.count(", ") == 1)
-    mine = held.get(str(os.getpid()), "")
-    if mine.isdigit():
-        return int(mine) << 20
-    free, total = cuda.call("cudaMemGetInfo")
-    return int(total - free)
 
 
 def run_fresh(

@@ -15,7 +15,8 @@ from stof_onnx.trt.device_arrays import DeviceArray
 from stof_onnx.trt.session import EngineSession
 from stof_onnx.verify.session import Runner
 
-from tests.trt.engines import HIDDEN, MARKS, SEQ, Engines, device_memory
+from tests.trt.engines import HIDDEN, MARKS, SEQ, Engines
+from tests.trt.memory import device_memory
 
 pytestmark = MARKS
 SIZES = ((1, 16), (4, 256), (8, SEQ), (3, 77), (8, 129), (1, SEQ))

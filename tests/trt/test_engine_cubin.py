@@ -24,7 +24,7 @@ from stof_onnx.trt.engine_step import find_plugin_library
 from stof_onnx.trt.session import EngineSession
 
 from tests.kernels.triton_rows.programs import named, rounded
-from tests.trt.engines import device_memory
+from tests.trt.memory import device_memory
 
 pytestmark = [pytest.mark.trt, pytest.mark.gpu, pytest.mark.skipif(bool(why_no_engine()), reason=why_no_engine())]
 COLS, LARGEST = 768, 512
