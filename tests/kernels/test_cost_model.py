@@ -83,6 +83,17 @@ def test_a_persistent_kernel_starts_once():
     assert (one, two) == (pytest.approx(3.0 + 2.0 + 10.0), pytest.approx(3.0 + 2.0 + 2 * 10.0))
 
 
+@pytest.mark.parametrize(("heads", "chunk", "steps"), [(1, 1, 4 + 2), (2, 2, 4 + 3 + 2), (2, 1, 4 + 2 + 3)])
+def test_a_persistent_kernel_deals_in_turn(heads, chunk, steps):
+    """Lists of 4, 3 and 2 on two multiprocessors: 4 3 2, or 4 4 3 3 2 2, or head by head 4 3 2 4 3 2."""
+    c = replace(SIMPLE, shared_full=TINY, shared_part=TINY, shared_piece=TINY, io=TINY, tail=TINY, alone_entry=TINY)
+    lengths = np.array([3.0, 4.0, 2.0])
+    hopper = Instance("block_sm90", "test", 128, 64, 64, 1)
+    w = work(lengths, heads, part=0.0, instance=hopper, entries=lengths, sizes=Sizes(heads, 1e6, 0.0))
+    room = Figures(2, chunk * 1.01e6 / 0.48, 228 << 10)
+    assert predict_us(w, replace(c, shared_entry=TINY), room) == pytest.approx(3.0 + 2.0 + steps)
+
+
 def test_a_long_row_is_the_tail():
     short, long = np.full(63, 3.0), np.append(np.full(62, 3.0), 400.0)
     a, b = (predict_us(work(x, 12), SIMPLE, GPU) for x in (short, long))

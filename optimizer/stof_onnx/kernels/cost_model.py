@@ -182,18 +182,11 @@ class _Items:
         alone = float(self.alone[self.order[0]])
         return mean * (1.0 - alone / beside) + alone if beside > mean else 0.0
 
-    def in_turn(self) -> float:
-        """The first multiprocessor's items where it gets the longest one and every n-th after it."""
-        last = np.floor((np.cumsum(self.count[self.order]) - 0.5) / self.n)
-        return float(np.diff(last, prepend=-1.0) @ self.together(1.0)[self.order])
-
 
 def _computing(work: Work, items: _Items, tail: float, device: Figures) -> float:
     n, chunk = device.multiprocessors, _last_chunk(work, device)
-    if _persistent(work) and not (work.counter and work.items > n):  # items are dealt out in turn
-        if chunk == 1.0:
-            return items.in_turn()
-        return items.mean * math.ceil(work.items / n) / (work.items / n)
+    if _persistent(work) and not (work.counter and work.items > n):
+        return _dealt_in_turn(work, items, chunk)
     # The leading rows of all heads come first; the others in chunks of heads, of which the last one ends the launch.
     last = items.some(work.count * np.where(work.early, 0.0 if chunk < 1.0 else 1.0, chunk))
     if not len(last.count):
@@ -203,6 +196,23 @@ def _computing(work: Work, items: _Items, tail: float, device: Figures) -> float
         early = items.some(work.count * work.early)
         ends = max(ends, early.busiest(), early.longest(items.mean, items.total))
     return ends
+
+
+def _dealt_in_turn(work: Work, items: _Items, chunk: float) -> float:
+    """The busiest block of a persistent kernel when the items are dealt out in turn, in the order in which they lie.
+
+    Split bands of all heads lead; then come the chunks of heads, the smallest first, each longest list first.
+    """
+    order = np.argsort(-work.entries, kind="stable")
+    us, early = items.together(1.0)[order], work.early[order]
+    count = work.count[order]
+    shares = [chunk] * int(1.0 / chunk + 1e-9)
+    shares = [1.0 - sum(shares), *shares]
+    runs = [us[early].repeat(np.rint(count[early]).astype(np.int64))]
+    runs += [us[~early].repeat(np.rint(count[~early] * share).astype(np.int64)) for share in shares]
+    times = np.concatenate(runs)
+    blocks = np.arange(times.size) % int(items.n)
+    return float(np.bincount(blocks, times).max(initial=0.0))
 
 
 def _persistent(work: Work) -> bool:
