@@ -5,9 +5,10 @@ An item of a kernel has two lengths: `alone`, what it takes on an idle multiproc
 multiprocessor that holds r at once takes more than r in waves.
 
 A launch lasts as long as its busiest multiprocessor. Items start longest first, so of n multiprocessors some one gets
-m + 1 items that are at least as long as the (m n + 1)-th longest (`_busiest`); with much to do it works the mean
-(`_mean`) and part of a last item. Heads are taken in chunks whose K and V stay in the cache, so the end of a launch is
-that of its last chunk. Tensors read and written once set a floor, `io`; split rows cost a second launch to join them.
+m + 1 items that are at least as long as the (m n + 1)-th longest (`busiest`); with much to do it works the mean and
+part of a last item. Heads are taken in chunks whose K and V stay in the cache, so the end of a launch is that of its
+last chunk. A persistent kernel deals lists of about one length out in turn. Tensors read and written once set a floor,
+`io`; split rows cost a second launch to join them.
 """
 
 from __future__ import annotations
