@@ -106,7 +106,8 @@ def _commit() -> str:
 def _versions() -> Iterator[str]:
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        yield " driver ".join(subprocess.run(query, capture_output=True, text=True).stdout.strip().rsplit(" ", 1))
+        listed = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")
+        yield " driver ".join(listed[0].strip().rsplit(" ", 1))  # the GPUs of one machine are alike
     for name in ("torch", "tensorrt"):
         if importlib.util.find_spec(name):
             module: Any = importlib.import_module(name)
