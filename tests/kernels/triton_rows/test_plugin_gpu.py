@@ -1,4 +1,4 @@
-"""Template `cubin` on a GPU without TensorRT: the adapters' enqueue with real pointers, against float64."""
+"""The plugins' template `cubin` on a GPU without TensorRT: enqueue of both adapters, against float64."""
 
 from __future__ import annotations
 
@@ -17,12 +17,23 @@ from stof_onnx.trt import cuda
 
 from tests.kernels.triton_rows.programs import error_ratio, from_bytes, inputs, named, to_bytes
 from tests.trt.memory import device_memory
+from tests.trt.plugins.conftest import BUILT, adapters
 from tests.trt.plugins.host import Host, Plugin, Tensor
 from tests.trt.plugins.test_cubin_regions import create, tensors
 
 pytestmark = pytest.mark.gpu
 POISON = 0x7F
 ROWS = 37
+
+
+@pytest.fixture(params=adapters() or [None], ids=[version for version, _ in adapters()] or ["none"])
+def region_host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    if request.param is None:
+        pytest.skip("needs `make plugins`")
+    version, library = request.param
+    host = Host(BUILT / f"libhost_{version}.so", library, "StofFusedRegion")
+    yield host
+    host.close()
 
 
 @pytest.fixture(scope="module")
