@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from stof_onnx import cli
+from stof_onnx.errors import StofError
 from stof_onnx.fusion.search import Measurement
 from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.graph.proto_graph import attributes_of
@@ -257,4 +258,20 @@ def test_projections_that_are_not_packed_stay_operators(tmp_path, rng):
     (left,) = (r for r in lowered.regions if not r.template)
     assert "takes Q, K and V apart" in left.reason
     assert sum(n.op_type == "MatMul" for n in lowered.model.graph.node) == 3
+    check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+def test_kernels_that_can_not_be_compiled_are_left(tmp_path, rng, monkeypatch):
+    """Without Triton and without a cache of compiled kernels: norms stay TensorRT's, GEMMs are regions all the same."""
+    model = exact(build_encoder(EncoderSpec(1, 64, 4, 2, SEQ), MASK))
+    path = optimize(tmp_path, model, "--tune-budget", "60s")
+
+    def refuse(items, arch):
+        raise StofError("Triton is not installed", "kernels", "pip install 'stof-onnx[fusion]'")
+
+    monkeypatch.setattr(region_nodes, "_compile", refuse)
+    lowered = lower_file(path, LowerOptions(device=Device(90)))
+    left = [r for r in lowered.regions if not r.template]
+    assert len(left) >= 2 and all("Triton is not installed" in r.reason for r in left)
+    assert {attributes_of(n)["template"] for n in regions(lowered.model)} == {"gemm_epilogue"}
     check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})

@@ -184,10 +184,12 @@ class _Region:
         else:
             result.template, kept = "cubin", {}
             try:
-                pending.programs[self.node.name] = self._program(function), RowConfig.parse(result.config)
+                program, config = self._program(function), RowConfig.parse(result.config)
+                _compile([(program, config, 2)], self.device.arch)  # another rank takes the same kernel, from the cache
             except StofError as error:
                 result.template, result.reason = "", str(error)
                 return result
+            pending.programs[self.node.name] = program, config
         kept |= {"template": result.template, RANK: rank}
         kept |= {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
         for place, name in constants.items():
