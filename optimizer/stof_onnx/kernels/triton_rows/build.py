@@ -153,7 +153,8 @@ class _Worker:
     def _last_words(self) -> str:
         self._process.wait()
         self._stderr.seek(0)
-        return self._stderr.read()[-400:].decode(errors="replace").strip() or f"exit code {self._process.returncode}"
+        said = self._stderr.read()[-400:].decode(errors="replace").strip()
+        return f"exit code {self._process.returncode}{f', {said}' if said else ''}"
 
     def close(self) -> None:
         """Ends the process; the end of its input lets it tidy up."""
