@@ -32,7 +32,7 @@ from stof_onnx.kernels import gemm
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY
 from stof_onnx.kernels.cubin_run import LoadedProgram
 from stof_onnx.kernels.fused_capi import Activation, FusedLibrary, FusedParams, Template
-from stof_onnx.kernels.triton_rows import RowConfig, compile_program, configurations
+from stof_onnx.kernels.triton_rows import RowConfig, compile_program, compile_programs, configurations
 from stof_onnx.options import EngineWishes
 from stof_onnx.trt import availability, cuda, turns
 from stof_onnx.trt.build import BuildOptions, build_engine, tactic_sources
@@ -98,12 +98,13 @@ class GpuTimer:
                 return ()
             return gemm.ranked(instance.kernel, instance.rows, instance.width, instance.depth)
         try:
-            names = [c.name for c in configurations(program_of(region, self.options.precision))[:_MOST_PROGRAMS]]
-            compile_program(program_of(region, self.options.precision), RowConfig.parse(names[0]), (self.arch,), 2)
+            program = program_of(region, self.options.precision)
+            found = configurations(program)[:_MOST_PROGRAMS]
+            compile_programs([(program, config, 2) for config in found], (self.arch,))
         except StofError as error:
             _log.info("no kernel for %s: %s", instance.template, error)
             return ()
-        return names
+        return [config.name for config in found]
 
     def fused(self, region: Region, config: str) -> Measurement:
         start = time.monotonic()

@@ -76,10 +76,11 @@ class Ledger:
         return self._time(key, "", lambda: self.timer.left(piece))
 
     def best(self, region: Region) -> tuple[float, str]:
-        """The best time so far and its configuration; infinite where none was taken."""
-        key = region.key
-        known = [(self.times[key, config], config) for config in self.configs(region) if (key, config) in self.times]
-        return min(known, default=(float("inf"), ""))
+        """The best time so far and its configuration, of equals the more promising; infinite where none was taken."""
+        key, names = region.key, self.configs(region)
+        known = [(self.times[key, name], place) for place, name in enumerate(names) if (key, name) in self.times]
+        us, place = min(known, default=(float("inf"), -1))
+        return us, names[place] if place >= 0 else ""
 
     def untried(self, region: Region) -> list[str]:
         """Configurations without a time."""
