@@ -10,7 +10,6 @@ from onnx import helper, numpy_helper
 from stof_onnx.attention.functions import DOMAIN
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.templates import Instance
-from stof_onnx.graph.proto_graph import attributes_of
 
 PREFIX = "StofFusedRegion"
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
@@ -82,8 +81,3 @@ def region_node(segment: Segment, instance: Instance, config: str) -> onnx.NodeP
     wanted = (*_COMMON, *ATTRIBUTES[instance.template])
     node.attribute.extend(helper.make_attribute(name, values[name]) for name in wanted)
     return node
-
-
-def region_attributes(node: onnx.NodeProto) -> dict[str, object]:
-    """The attributes of a call, by name."""
-    return attributes_of(node)

@@ -14,7 +14,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +80,6 @@ class GpuTimer:
     options: BuildOptions
     arch: int
     library: FusedLibrary | None = None
-    _programs: dict[tuple[str, str], LoadedProgram] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
