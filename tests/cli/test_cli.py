@@ -322,6 +322,18 @@ def test_an_interrupted_run_leaves_nothing(model: Path, capsys: Captured, monkey
     _refused(["optimize", str(model)], "interrupted", model.parent, capsys, code=130)
 
 
+def test_the_comparison_does_not_import_torch(tmp_path: Path) -> None:
+    """polygraphy looks for torch, and swallows an interrupt that arrives meanwhile."""
+    onnx.save(attention(), str(tmp_path / "m.onnx"))
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("open(__path__[0] + '/imported', 'w')\n__version__ = '2.9.0'\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "stof_onnx.cli", "verify", str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "passed" in done.stdout
+    assert not (tmp_path / "torch" / "imported").exists()
+
+
 def test_a_terminated_run_leaves_nothing(model: Path) -> None:
     """SIGTERM while the staged file is being compared."""
     program = (
@@ -364,3 +376,15 @@ def test_a_terminal_of_another_encoding(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
     assert b"3 of 3 attentions replaced" in done.stdout and b"?" in done.stdout
+
+
+def test_a_region_that_is_not_faster_is_not_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOF_CACHE_DIR", str(tmp_path / "cache"))
+    source, report = str(tmp_path / "m.onnx"), tmp_path / "report.json"
+    onnx.save(build_encoder(EncoderSpec(2, 64, 4, 2, 64), np.tril(np.ones((64, 64), bool))), source)
+    options = ["--no-engine", "--no-verify", "--tune-budget", "60s", "--report", str(report)]
+    assert cli.main(["optimize", source, *options]) == 0
+    blocks = json.loads(report.read_text())["fusion"]["plan"]["blocks"]
+    kept = [region for block in blocks for region in block["regions"] if region["kept"]]
+    assert any(r["fused_us"] >= r["left_us"] for r in kept), "the estimates of this model have such a region"
+    assert all(r["reason"].startswith("faster") == (r["fused_us"] < r["left_us"]) for r in kept)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +21,17 @@ from stof_onnx.verify.rounding import is_half, round_each_step
 _QUIET = 4  # ONNX Runtime logs nothing: errors arrive as exceptions
 _INLINE_BELOW = 4096  # bytes; ONNX Runtime's shape inference can not read axes and shapes from external data
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+class _NumpyRunner(OnnxrtRunner):
+    """polygraphy's runner without its look for PyTorch tensors, which imports torch where that is installed: more than
+    a second, and an interrupt in the middle of it is swallowed and leaves a torch that crashes the process."""
+
+    def infer_impl(self, feed_dict: dict[str, np.ndarray]) -> OrderedDict[str, np.ndarray]:
+        start = time.monotonic()
+        outputs = self.sess.run(None, feed_dict)
+        self.inference_time = time.monotonic() - start
+        return OrderedDict(zip((o.name for o in self.sess.get_outputs()), outputs, strict=True))
 
 
 class Runner:
@@ -61,7 +74,7 @@ class Runner:
             raise StofError(f"ONNX Runtime refuses the model ({first_line(error)})") from error
         self.input_names = [i.name for i in session.get_inputs()]
         self.output_names = [o.name for o in session.get_outputs()]
-        self._runner = OnnxrtRunner(session)
+        self._runner = _NumpyRunner(session)
 
     def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs by name (extra outputs included).
