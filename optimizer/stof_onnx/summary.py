@@ -53,7 +53,7 @@ def _fusion(report: Report) -> Iterator[str]:
         return
     if fusion.reason:
         yield f"no fused regions: {fusion.reason}"
-    if fusion.plan is None:
+    if fusion.plan is None or (fusion.reason and not fusion.applied):
         return
     plan = fusion.plan
     kinds = len({a.function for a in fusion.applied})
@@ -66,9 +66,10 @@ def _fusion(report: Report) -> Iterator[str]:
     for note in plan.notes:
         yield f"    not timed: {note}"
     seen = set()
+    here = {a.planned.hash for a in fusion.applied}
     for block in plan.blocks.values():
         for region in block.regions:
-            if region.hash not in seen:
+            if region.hash not in seen and (region.hash in here or not region.kept):
                 seen.add(region.hash)
                 yield f"    {_region(region)}"
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stof_onnx.errors import StofError
@@ -120,3 +121,49 @@ def test_the_roofline_says_what_it_is() -> None:
     old = search([block], Roofline(arch=80), "fp16", SearchOptions())
     kinds = {r.template for p in old.blocks.values() for r in p.regions if r.kept}
     assert not kinds & {"gemm_epilogue", "gated_mlp"}, "the GEMM templates need compute capability 9.0"
+
+
+_NOT_PLANS: list[tuple[str, list[str | int], object]] = [
+    ("seconds", ["seconds"], "soon"),
+    ("timer", ["timer"], ["a"]),
+    ("complete", ["complete"], 1),
+    ("count", ["blocks", 0, "count"], "2"),
+    ("fused_us", ["blocks", 0, "regions", 0, "fused_us"], "3.0"),
+    ("left_us", ["blocks", 0, "regions", 0, "left_us"], True),
+    ("start", ["blocks", 0, "regions", 0, "start"], 0.0),
+    ("kept", ["blocks", 0, "regions", 0, "kept"], "yes"),
+    ("operators", ["blocks", 0, "regions", 0, "operators"], [1]),
+    ("reason", ["blocks", 0, "regions", 0, "reason"], {"a": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "at", "value"), _NOT_PLANS, ids=[n for n, _, _ in _NOT_PLANS])
+def test_values_of_a_wrong_type_are_no_plan(tmp_path: Path, name: str, at: list[str | int], value: object) -> None:
+    plan = search([layer_block()], Synthetic(1), "fp16", SearchOptions(least_gain=0.0)).to_json()
+    plan = json.loads(json.dumps(plan))
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    assert read_plan(path).kept
+    place: Any = plan
+    for key in at[:-1]:
+        place = place[key]
+    place[at[-1]] = value
+    path.write_text(json.dumps(plan))
+    with pytest.raises(StofError, match=f"not a fusion plan .{name} is"):
+        read_plan(path)
+
+
+def test_kept_regions_that_overlap_are_no_plan(tmp_path: Path) -> None:
+    plan = search([layer_block()], Synthetic(1), "fp16", SearchOptions(least_gain=0.0)).to_json()
+    regions = list(plan["blocks"][0]["regions"])
+    regions += [r for r in regions if r["kept"]][:1]
+    plan["blocks"][0]["regions"] = regions
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(StofError, match="overlap"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_endless_nesting_is_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("[" * 100_000)
+    with pytest.raises(StofError, match="not a fusion plan"):
+        read_plan(tmp_path / "plan.json")

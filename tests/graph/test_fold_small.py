@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
+from stof_onnx.graph.model import load_model
 from stof_onnx.graph.proto_shapes import infer_shapes
+from stof_onnx.graph.shapes import Scenario, Shapes
 
 
 def expanded(batch: int | str) -> onnx.ModelProto:
@@ -48,3 +53,17 @@ def test_dynamic_sizes_stay_unknown_until_they_are_given():
     dims = infer_shapes(expanded("batch")).dims["y"]
     assert not isinstance(dims[0], int)
     assert infer_shapes(expanded("batch"), {"x": (3, 1)}).dims["y"] == (3, 8)
+
+
+def test_a_logarithm_of_zero_is_no_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """-inf of a branch that a Where discards, as T5's exports have it."""
+    zeros = numpy_helper.from_array(np.zeros(2, np.float32), "zeros")
+    nodes = [helper.make_node("Log", ["zeros"], ["y"]), helper.make_node("Cast", ["y"], ["z"], to=TensorProto.INT64)]
+    outputs = [helper.make_tensor_value_info("z", TensorProto.INT64, [2])]
+    graph = helper.make_graph(nodes, "g", [], outputs, [zeros])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    model = load_model(path)
+    (log,) = (node for node in model.graph.nodes if node.op == "Log")
+    assert np.array_equal(Shapes(model, Scenario({}, {})).value(log.outputs[0]), [-np.inf] * 2)
+    assert not [w for w in recwarn if w.category is RuntimeWarning]

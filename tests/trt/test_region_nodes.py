@@ -156,7 +156,7 @@ def test_dynamic_axes(tmp_path, rng):
         check(model, lowered, {"x": rng.standard_normal((batch, seq, 64), np.float32)})
 
 
-def test_a_plan_is_used_again(tmp_path, rng):
+def test_a_plan_is_used_again(tmp_path, rng, capsys):
     """The regions of one run, in another one that searches nothing; and for other sizes there are none."""
     model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ), MASK)
     plan = tmp_path / "plan.json"
@@ -165,8 +165,11 @@ def test_a_plan_is_used_again(tmp_path, rng):
     assert first == again
     fusion = json.loads((tmp_path / "report.json").read_text())["fusion"]
     assert fusion["source"] == str(plan) and fusion["regions"]
+    assert "    fused: " in capsys.readouterr().out
     wider = build_encoder(EncoderSpec(2, 128, 4, 2, SEQ), MASK)
     optimize(tmp_path, wider, "--no-tune", "--plan", str(plan))
+    printed = capsys.readouterr().out
+    assert "no fused regions: " in printed and "    fused: " not in printed
     fusion = json.loads((tmp_path / "report.json").read_text())["fusion"]
     assert not fusion["regions"] and "other models or sizes" in fusion["reason"]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from stof_onnx.errors import StofError
 from stof_onnx.files import read_source, write_text
@@ -110,19 +112,39 @@ def read_plan(path: Path) -> FusionPlan:
         value = json.loads(read_source(path))
         value = value.get("fusion", {}).get("plan", value) if "blocks" not in value else value
         if value["format"] != _FORMAT:
-            raise StofError(f"a plan of format {value['format']}, this is {_FORMAT}", str(path), "Make a new plan")
+            raise StofError(f"a plan of format {value['format']!r}, this is {_FORMAT}", str(path), "Make a new plan")
         blocks = [_block(b) for b in value.pop("blocks")]
         del value["format"]
         value["notes"] = tuple(value.get("notes", ()))
-        return FusionPlan(blocks={b.hash: b for b in blocks}, **value)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        plan = FusionPlan(blocks={b.hash: b for b in blocks}, **value)
+        _check_types(plan)
+        return plan
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StofError(f"not a fusion plan ({error})", str(path), "Make one with --tune-budget and --plan") from error
 
 
 def _block(value: dict[str, Any]) -> BlockPlan:
     regions = [PlannedRegion(**r | {"operators": tuple(r["operators"])}) for r in value.pop("regions")]
     block = BlockPlan(**value, regions=tuple(regions))
+    _check_types(block)
+    for region in regions:
+        _check_types(region)
     length = len(Scheme.parse(block.bits).bits)
     if any(not 0 <= r.start < r.stop <= length for r in regions):
         raise ValueError("a region outside its block")
+    kept = sorted((r.start, r.stop) for r in regions if r.kept)
+    if any(start < stop for (_, stop), (start, _) in pairwise(kept)):
+        raise ValueError("regions that overlap")
     return block
+
+
+def _check_types(item: FusionPlan | BlockPlan | PlannedRegion) -> None:
+    """Raises ValueError for a field that is not of the type that its annotation names."""
+    for name, kind in get_type_hints(type(item)).items():
+        value = getattr(item, name)
+        allowed = [get_origin(k) or k for k in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
+        numbers = float in allowed and type(value) is int
+        if not numbers and not any(isinstance(value, k) and (k is bool or type(value) is not bool) for k in allowed):
+            raise ValueError(f"{name} is {value!r}")
+        if kind == tuple[str, ...] and not all(isinstance(v, str) for v in value):
+            raise ValueError(f"{name} is {value!r}")

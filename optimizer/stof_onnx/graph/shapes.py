@@ -267,7 +267,8 @@ class Shapes:
         feeds = {t.name: v for t, v in zip(node.inputs, values, strict=True) if v is not None}
         try:
             model = _single_node(self.proto(node), feeds, self._opset_imports)
-            results = ReferenceEvaluator(model).run(None, feeds)
+            with np.errstate(all="ignore"):
+                results = ReferenceEvaluator(model).run(None, feeds)
         except Exception as error:  # not every operator has a reference implementation
             _log.debug("evaluation of %s (%s) failed: %s", node.name, node.op, error)
             return facts
