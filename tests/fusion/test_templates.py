@@ -240,6 +240,42 @@ def test_half_precision() -> None:
     assert instance.dtype == "fp16"
 
 
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_norm_that_fp16_models_compute_in_fp32(residual: bool) -> None:
+    """LLaMA in fp16: to float32, RMSNorm, back, times the weight; the kernel computes in float32 throughout."""
+    b = GraphBuilder(np.random.default_rng(1), np.float16)
+    s = b.input("x", 2, 6, 16)
+    s = b.op("Add", s, b.input("r", 2, 6, 16)) if residual else s
+    wide = b.op("Cast", s, to=onnx.TensorProto.FLOAT)
+    mean = b.op("ReduceMean", b.op("Pow", wide, b.const(2.0, np.float32)), axes=[-1], keepdims=1)
+    root = b.op("Sqrt", b.op("Add", mean, b.const(1e-3, np.float32)))
+    y = b.op("Mul", wide, b.op("Div", b.const(1.0, np.float32), root))
+    y = b.op("Mul", b.vector(16), b.op("Cast", y, to=onnx.TensorProto.FLOAT16))
+    model = b.model(y, *([s] if residual else []))
+    segment = whole(model)
+    instance = recognise(segment)
+    assert isinstance(instance, Instance) and instance.template == "norm" and instance.dtype == "fp16"
+    assert (instance.attributes["kind"], instance.attributes["keep_sum"]) == ("rms_norm", int(residual))
+    feeds = b.feeds()
+    values = feeds | {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    program = program_of(Region(segment, instance), "fp16")
+    assert {given.dtype for given in program.inputs} == {"fp16"}
+    for want in (reference(instance, values), program_reference(segment, instance, values)):
+        np.testing.assert_allclose(run(model, feeds)[0], want[0], rtol=4e-3, atol=4e-3)
+
+
+def test_wider_ends_are_refused() -> None:
+    """What leaves in another type than it came is no region: its kernel has one type."""
+    b = GraphBuilder(np.random.default_rng(2), np.float16)
+    y = b.op(
+        "Relu", b.op("Add", b.op("Cast", b.input("x", 4, 16), to=onnx.TensorProto.FLOAT), b.const(1.0, np.float32))
+    )
+    model = b.model()
+    model.graph.output.append(onnx.helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, [4, 16]))
+    found = recognise(whole(model))
+    assert isinstance(found, NoMatch) and "mixes element types" in found.reason
+
+
 def test_symbolic_axes() -> None:
     """Batch and sequence that are known at run time only."""
     b = _builder(6)

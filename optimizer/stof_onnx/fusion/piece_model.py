@@ -50,12 +50,14 @@ def random_array(shape: tuple[int, ...], dtype: np.typing.DTypeLike, rng: np.ran
     return np.resize(block.astype(dtype), shape)
 
 
+def _stored(kind: int) -> int:
+    """The type that a tensor has in the piece: numpy has no bfloat16, which is a flag of TensorRT's then."""
+    return TensorProto.FLOAT if kind == TensorProto.BFLOAT16 else kind
+
+
 class _Piece:
     def __init__(self, piece: Segment, rng: np.random.Generator) -> None:
         self.piece, self.tensors, self.rng = piece, piece.block.tensors, rng
-        half = any(self.tensors.types.get(name) == TensorProto.FLOAT16 for name in piece.made)
-        self.kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT  # numpy has no bfloat16
-        self.dtype = np.float16 if half else np.float32
         self.flat = self._row_wise()
 
     def build(self) -> onnx.ModelProto:
@@ -88,17 +90,19 @@ class _Piece:
         ahead = sum(o.index not in gone for o in self.piece.operators[:first])
         depth, width = found.depth, sum(found.widths)
         weight = random_array((depth, width), np.float32, self.rng) / np.float32(np.sqrt(depth))
-        made = [numpy_helper.from_array(weight.astype(self.dtype), "stof/packed_w")]
+        kind = self._type(found.weights[0])
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        made = [numpy_helper.from_array(weight.astype(dtype), "stof/packed_w")]
         new = [helper.make_node("MatMul", [found.x, "stof/packed_w"], ["stof/packed"], "packed")]
         if found.biases:
-            made.append(numpy_helper.from_array(random_array((width,), self.dtype, self.rng), "stof/packed_b"))
+            made.append(numpy_helper.from_array(random_array((width,), dtype, self.rng), "stof/packed_b"))
             new[0].output[0] = "stof/packed_product"
             new.append(
                 helper.make_node("Add", ["stof/packed_product", "stof/packed_b"], ["stof/packed"], "packed bias")
             )
         shape = [d.dim_value for d in self._info(found.outputs[0]).type.tensor_type.shape.dim]
         others = [value for value in outputs if value.name not in found.outputs]
-        others.append(helper.make_tensor_value_info("stof/packed", self.kind, [*shape[:-1], width]))
+        others.append(helper.make_tensor_value_info("stof/packed", kind, [*shape[:-1], width]))
         return kept[:ahead] + new + kept[ahead:], others, made
 
     def key(self) -> str:
@@ -140,8 +144,7 @@ class _Piece:
         return shape
 
     def _type(self, name: str) -> int:
-        kind = self.tensors.types.get(name, 0)
-        return self.kind if kind in FLOATS else kind
+        return _stored(self.tensors.types.get(name, 0))
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
         shape = self._shape(name)
@@ -158,7 +161,7 @@ class _Piece:
                 scale = np.sqrt(shape[0]) if len(shape) == 2 and shape[0] > 1 else 1.0
                 value = random_array(shape, np.float32, self.rng) / np.float32(scale)
         if value.dtype.kind == "f":
-            value = value.astype(self.dtype)
+            value = value.astype(helper.tensor_dtype_to_np_dtype(self._type(name)))
             if self.flat and value.ndim > 1 and value.size == value.shape[-1]:
                 value = value.reshape(-1)
         return numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
@@ -167,8 +170,8 @@ class _Piece:
         made = onnx.NodeProto()
         made.CopyFrom(node)
         for a in made.attribute:
-            if a.name == "to" and a.i in FLOATS:
-                a.i = self.kind
+            if a.name == "to":
+                a.i = _stored(a.i)
             elif self.flat and node.op_type == "LayerNormalization" and a.name == "axis":
                 a.i = -1
             elif self.flat and node.op_type == "ReduceMean" and a.name == "axes":

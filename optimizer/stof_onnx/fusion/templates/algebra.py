@@ -62,7 +62,9 @@ class Algebra:
         self.shapes: list[Form] = []
         self.values: dict[str, int] = {}
         self.weights: dict[int, str] = {}  # matmul: name of its weight
-        types = {self.tensors.types.get(name) for name in segment.made}
+        # Inside, a part may be computed in a wider type (norms of fp16 models are), since kernels compute in fp32.
+        ends = [name for name in segment.inputs if not self.tensors.is_constant(name)] + list(segment.outputs)
+        types = {self.tensors.types.get(name) for name in ends}
         if len(types) != 1:
             raise Unsupported("it mixes element types")
         self.dtype = FLOATS[types.pop() or 0]
@@ -220,8 +222,6 @@ class Algebra:
         return self.of(node.input[0])
 
     def _cast(self, node: onnx.NodeProto) -> int:
-        if self.tensors.types.get(node.input[0]) != self.tensors.types.get(node.output[0]):
-            raise Unsupported("it mixes element types")
         return self.of(node.input[0])
 
     def _reshape(self, node: onnx.NodeProto) -> int:
