@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 from stof_onnx.graph.proto_graph import attributes_of
-from stof_onnx.graph.proto_shapes import infer_shapes
 from stof_onnx.kernels.select import Device
 from stof_onnx.trt.lower import LowerOptions
 
@@ -144,14 +143,10 @@ def with_positions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("batch", [2, "batch"])
-def test_rows_are_flat_between_attentions_that_can_not_be_packed(bench, rng, batch):
+def test_attentions_that_can_not_be_packed_leave_the_ranks(bench, rng, batch):
     model = with_positions(build_encoder(EncoderSpec(2, 64, 4, batch, SEQ, seed=9), window_and_global(SEQ)))
     options = LowerOptions(opt_sizes={"x": (2, SEQ, 64)}, largest_sizes={"x": (2, SEQ, 64)})
     lowered = bench.lower(bench.optimize(model), options)
-    assert (lowered.packed, len(plugins(lowered.model))) == (0, 2)
-    assert lowered.flattened >= 2 * 9  # projections, norms, feed-forward
-    shapes = infer_shapes(lowered.model, {"x": (2, SEQ, 64)}).dims
-    flat = [n for n in lowered.model.graph.node if n.op_type == "MatMul" and len(shapes.get(n.input[0], ())) == 2]
-    assert len(flat) >= 3, "at least what stands before the first attention"
+    assert (lowered.packed, lowered.flattened, len(plugins(lowered.model))) == (0, 0, 2)
     feeds = {"x": rng.standard_normal((2, SEQ, 64), np.float32)}
     bench.assert_equal(model, lowered.model, feeds)

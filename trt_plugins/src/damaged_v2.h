@@ -7,8 +7,8 @@
 
 namespace stof {
 
-// TensorRT 8.6 does not survive a deserializePlugin that returns nothing (seen: a segmentation fault). It does look at
-// what initialize() returns, and refuses the engine.
+// TensorRT 8.6 does not survive a deserializePlugin that returns nothing (seen: a segmentation fault), while it is to
+// refuse an engine whose plugin reports an error from initialize(). That it does so here was not yet seen on a GPU.
 class DamagedV2 final : public nvinfer1::IPluginV2DynamicExt {
  public:
   explicit DamagedV2(const char* name) : name_(name) {}

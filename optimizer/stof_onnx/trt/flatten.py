@@ -1,5 +1,4 @@
-"""Tensors [B, S, C] between attentions become [B*S, C]: TensorRT puts no reshape beside a packed plugin then, and
-multiplies B*S rows at once instead of S rows B times.
+"""Tensors [B, S, C] between packed attentions become [B*S, C], so that TensorRT puts no reshape beside a plugin.
 
 What makes it safe: an operator is converted only when it treats every row of the last axis alike (the table below), and
 when all its run-time operands provably have the same B and S. That is proven by equal inferred sizes or by following
@@ -44,8 +43,11 @@ class _RowWise:
 
 
 def flatten(model: onnx.ModelProto, shapes: SymbolicShapes) -> int:
-    """Converts what is connected to attentions in the main graph; returns the number of converted operators."""
-    if not any(is_plugin(n) for n in model.graph.node):
+    """Converts what is connected to packed attentions in the main graph; returns the number of converted operators.
+
+    Where nothing is packed (rotary embeddings) the ranks stay: the gain was measured for packed plugins alone.
+    """
+    if not any(is_plugin(n) and attributes_of(n)["layout"] == "packed" for n in model.graph.node):
         return 0
     return _Flattener(ProtoGraph(model.graph), shapes).run()
 
@@ -126,13 +128,12 @@ class _Flattener:
         return all(n in self.key for n in names) and len({self.find(self.key[n]) for n in names}) == 1
 
     def _connected(self, usable: set[int]) -> set[int]:
-        """The usable nodes that a chain of row tensors joins with an attention: packed, or with 3-D rows in or out."""
+        """The usable nodes that a chain of row tensors joins with a packed attention."""
         touching: dict[str, list[int]] = defaultdict(list)
         for i in usable:
             for name in (*self.candidates[i].operands, *self.candidates[i].outputs):
                 touching[name].append(i)
-        around = {t for n in self.nodes if is_plugin(n) for t in (*n.input[:3], *n.output)}
-        reached = {i for name in around for i in touching.get(name, ())}
+        reached = {i for i in usable if is_plugin(self.nodes[i])}
         pending = list(reached)
         while pending:
             i = pending.pop()
