@@ -7,16 +7,7 @@ from pathlib import Path
 
 import pytest
 from stof_onnx.kernels.configs import KernelConfig, KernelSite
-from stof_onnx.kernels.instances import (
-    SM80_EXACT,
-    SM80_F32,
-    SM80_GENERAL,
-    SM90_DIMS,
-    SM90_LONG_LIST,
-    all_instances,
-    instance_of,
-    with_long_lists,
-)
+from stof_onnx.kernels.instances import SM80_EXACT, SM80_F32, SM80_GENERAL, SM90_DIMS, all_instances, instance_of
 
 SOURCES = Path(__file__).resolve().parents[2] / "cuda" / "src"
 
@@ -64,13 +55,6 @@ def test_sm90_head_sizes():
 )
 def test_the_smallest_instance_that_fits(config, kernel_site, key):
     assert instance_of(config, kernel_site).key == key
-
-
-def test_long_lists_of_three_bands():
-    assert numbers(r"kLongList = (\d+);", "attention_sm90.cu") == [(SM90_LONG_LIST,)]
-    three, two = (instance_of(KernelConfig("block_sm90", m, 64), site(64)) for m in (192, 128))
-    assert with_long_lists(three, 23.9) == three and with_long_lists(two, 100) == two
-    assert with_long_lists(three, 24).key == three.key + " long"
 
 
 def test_names_are_unique():

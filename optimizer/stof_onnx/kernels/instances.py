@@ -5,7 +5,7 @@ Mirrors the instance tables of cuda/src (tests/kernels/test_instances.py holds i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from stof_onnx.kernels.configs import KernelConfig, KernelSite, hopper_runs, sm80_tiles, sm90_tiles
@@ -27,7 +27,6 @@ SM80_EXACT = {
 SM80_GENERAL = {64: (64, 32, 4), 128: (64, 32, 3), 256: (64, 32, 2)}
 SM80_F32 = {64: (64, 32, 3), 128: (64, 32, 2), 256: (32, 32, 2)}
 SM90_DIMS = (32, 64, 96, 128, 192, 256)
-SM90_LONG_LIST = 24  # entries a group on average from which three bands take another loop (cuda/src/attention_sm90.cu)
 ROW_DIMS = (32, 64, 128, 256)  # cuda/src/row_wise.cu
 ROW_WARPS = 4  # query rows of a row-wise block
 ROW_RESIDENT = {True: 8, False: 5}  # without and with score modifiers
@@ -77,13 +76,6 @@ def instance_of(config: KernelConfig, site: KernelSite) -> Instance:
     return Instance("block_sm80", key, dim, m, n, SM80_EXACT[dim, m, n], _shared_bytes(m, n, dim, 2))
 
 
-def with_long_lists(instance: Instance, entries: float) -> Instance:
-    """The block_sm90 instance for lists of `entries` a group on average: three bands have one for long ones."""
-    if instance.rows != 3 * BAND or entries < SM90_LONG_LIST:
-        return instance
-    return replace(instance, key=f"{instance.key} long")
-
-
 def all_instances() -> list[Instance]:
     """Every instance there is."""
     found: dict[str, Instance] = {}
@@ -94,9 +86,6 @@ def all_instances() -> list[Instance]:
             configs += [KernelConfig("block_sm90", m, n) for m, n in sm90_tiles(site)]
         for instance in (instance_of(c, site) for c in configs):
             found[instance.key] = instance
-            if instance.family == "block_sm90":
-                longer = with_long_lists(instance, SM90_LONG_LIST)
-                found[longer.key] = longer
     return list(found.values())
 
 

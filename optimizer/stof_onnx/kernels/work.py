@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stof_onnx.kernels.configs import LONG_ROW, KernelConfig, KernelSite, Tilings, long_bands
-from stof_onnx.kernels.instances import Instance, instance_of, with_long_lists
+from stof_onnx.kernels.instances import Instance, instance_of
 from stof_onnx.kernels.lower_sm90 import BAND
 from stof_onnx.mask import EncodedMask
 from stof_onnx.mask.statistics import tile_allowed
@@ -155,7 +155,7 @@ def _sm90(tilings: Tilings, config: KernelConfig, site: KernelSite, instance: In
         return np.concatenate([getattr(g, name) for g in groups])
 
     return Work(
-        instance=with_long_lists(instance, float(entries.sum()) / (rows * mask.n_masks)),
+        instance=instance,
         sizes=Sizes.of(mask, site),
         count=np.concatenate([np.full(len(g.entries), n) for g, n in zip(groups, uses, strict=True)]),
         full=joined("full"),
