@@ -26,7 +26,7 @@ from stof_onnx.kernels.device_profile import read_profile  # noqa: E402
 
 LIBRARY = ROOT / "build" / "cuda" / "libstof_capi.so"
 RESULTS = ROOT / "benchmarks" / "results" / "selection.jsonl"
-PROFILE = ROOT / "optimizer" / "stof_onnx" / "kernels" / "profiles" / "h200.json"
+PROFILE = ROOT / "benchmarks" / "results" / "selection_profile.json"  # fitted to RESULTS
 DOCS = ROOT / "docs" / "benchmarks.md"
 
 

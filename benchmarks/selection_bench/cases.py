@@ -148,19 +148,19 @@ CALIBRATE = [
 ]  # fmt: skip
 EVALUATE = [
     *_cross(
-        ((1, 8, 224, 64), (4, 16, 288, 64), (2, 20, 576, 64), (16, 8, 704, 64), (1, 12, 1152, 64), (8, 12, 1408, 64),
-         (2, 16, 2304, 64), (4, 16, 3328, 64), (1, 16, 448, 128), (2, 24, 960, 128), (1, 32, 1664, 128),
-         (1, 8, 4608, 128)),
-        ("causal", "window:56", "causal_window:240", "longformer:24", "bigbird:5", "blocks:6", "documents:250",
-         "prefix:160", "strided:80", "block_diagonal:192", "random:40", "random:4"),
+        ((1, 16, 192, 64), (2, 12, 320, 64), (4, 12, 448, 64), (16, 12, 640, 64), (2, 16, 896, 64), (8, 16, 1792, 64),
+         (1, 12, 2560, 64), (4, 12, 3584, 64), (2, 16, 384, 128), (4, 32, 896, 128), (1, 24, 3072, 128)),
+        ("causal", "window:40", "causal_window:200", "longformer:48", "bigbird:4", "blocks:2", "documents:150",
+         "prefix:200", "strided:48", "block_diagonal:128", "random:60", "random:8"),
     ),
-    *_cross(((1, 12, 7168, 64), (1, 8, 10240, 128)), ("causal", "window:160", "bigbird:5", "documents:600")),
+    *_cross(((1, 16, 6144, 64), (1, 8, 12288, 128)), ("causal", "window:200", "bigbird:4", "documents:800")),
     *_cross(
-        ((4, 8, 640, 32), (2, 12, 1664, 80), (1, 12, 1088, 96), (2, 8, 832, 160), (1, 16, 960, 192), (1, 8, 1920, 256)),
-        ("causal", "window:110", "longformer:56", "blocks:5"),
+        ((4, 8, 768, 32), (2, 12, 1280, 80), (1, 16, 1280, 96), (2, 8, 640, 160), (1, 16, 1280, 192),
+         (1, 8, 2304, 256)),
+        ("causal", "window:70", "longformer:32", "blocks:3"),
     ),
-    *_cross(((4, 8, 1152, 64), (1, 12, 2176, 128)), ("causal", "causal_window:180", "blocks:6"), "bf16"),
-    *_cross(((1, 8, 832, 64), (2, 8, 1088, 64), (1, 12, 576, 128)), ("causal", "window:72", "blocks:6"), "fp32"),
-    *_cross(((1, 16, 704, 64), (2, 8, 1472, 128)), ("causal", "window:72", "blocks:5"), "fp16", 20.0),
+    *_cross(((4, 12, 896, 64), (1, 8, 1792, 128)), ("causal", "causal_window:150", "blocks:5"), "bf16"),
+    *_cross(((1, 12, 640, 64), (2, 8, 896, 64), (2, 8, 640, 128)), ("causal", "window:90", "blocks:4"), "fp32"),
+    *_cross(((1, 12, 896, 64), (2, 8, 1280, 128)), ("causal", "window:90", "blocks:3"), "fp16", 20.0),
 ]  # fmt: skip
 SETS = {"calibrate": CALIBRATE, "evaluate": EVALUATE}
