@@ -11,6 +11,7 @@ from rich.text import Text
 from stof_onnx.fusion.plan import PlannedRegion
 from stof_onnx.report import Report, Site
 from stof_onnx.trt.plugin_nodes import SiteLowering
+from stof_onnx.trt.region_nodes import RegionLowering
 from stof_onnx.verify.result import Verification
 
 _MANY = 12  # equal lines beyond this are counted, not listed
@@ -57,12 +58,14 @@ def _fusion(report: Report) -> Iterator[str]:
         return
     plan = fusion.plan
     kinds = len({a.function for a in fusion.applied})
-    source = f"the plan {fusion.source}" if fusion.source else f"times of {plan.timer}"
+    source = f"the plan {fusion.source}" if fusion.source else "estimates" if plan.estimated else "times"
+    source += "" if fusion.source else f" of {plan.timer}"
     yield f"fused regions: {len(fusion.applied)} of {kinds} kinds, by {source}"
     if not fusion.source:
         ended = "" if plan.complete else ", ended early: the best so far"
         builds = f", {plan.builds} engines built in {plan.build_seconds:.1f} s" if plan.builds else ""
-        yield f"    {plan.samples} measurements in {plan.seconds:.1f} s{builds}, {plan.cached} from the cache{ended}"
+        what = "estimates" if plan.estimated else f"measurements in {plan.seconds:.1f} s"
+        yield f"    {plan.samples} {what}{builds}, {plan.cached} from the cache{ended}"
     for note in plan.notes:
         yield f"    not timed: {note}"
     seen = set()
@@ -71,17 +74,26 @@ def _fusion(report: Report) -> Iterator[str]:
         for region in block.regions:
             if region.hash not in seen and (region.hash in here or not region.kept):
                 seen.add(region.hash)
-                yield f"    {_region(region)}"
+                yield f"    {_region(region, plan.estimated)}"
 
 
-def _region(region: PlannedRegion) -> str:
+def _region(region: PlannedRegion, estimated: bool) -> str:
     def us(value: float | None) -> str:
         return "not timed" if value is None else f"{value:.1f} us"
 
     verb = "fused" if region.kept else "left to TensorRT"
     name = f"{region.template} {region.config}".strip()
-    times = f"{us(region.fused_us)}, by TensorRT {us(region.left_us)}"
+    times = f"{us(region.fused_us)}, by TensorRT {us(region.left_us)}{' (estimates)' if estimated else ''}"
     return f"{verb}: {', '.join(region.operators)}: {name}, {times}: {region.reason}"
+
+
+def _lowered_regions(regions: Sequence[RegionLowering]) -> Iterator[str]:
+    """How many regions became plugin nodes, and each reason why one did not."""
+    if not regions:
+        return
+    yield f"lowered: {sum(1 for r in regions if r.template)} of {len(regions)} fused regions are plugin nodes"
+    for reason, count in Counter(r.reason for r in regions if r.reason and not r.template).items():
+        yield f"    {count} x left to TensorRT: {reason}"
 
 
 def _engine(report: Report) -> Iterator[str]:
@@ -93,6 +105,7 @@ def _engine(report: Report) -> Iterator[str]:
         sites = report.lowered.sites
         yield f"lowered: {report.lowered.plugins} of {len(sites)} attentions are plugin nodes"
         yield from _kernels(sites)
+        yield from _lowered_regions(report.lowered.regions)
     if report.no_engine:
         yield f"no engine: {report.no_engine}"
     if result is None:

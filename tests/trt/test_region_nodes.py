@@ -174,6 +174,23 @@ def test_a_plan_is_used_again(tmp_path, rng, capsys):
     assert not fusion["regions"] and "other models or sizes" in fusion["reason"]
 
 
+def test_a_plan_names_a_variant_that_there_is(tmp_path, capsys):
+    """One that this version does not have would only fail on the GPU."""
+    model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ), MASK)
+    plan, lowered = tmp_path / "plan.json", tmp_path / "lowered.onnx"
+    optimize(tmp_path, model, "--tune-budget", "60s", "--plan", str(plan))
+    found = json.loads(plan.read_text())
+    gemms = [r for b in found["blocks"] for r in b["regions"] if r["template"] == "gemm_epilogue"]
+    assert gemms
+    for region in gemms:
+        region["config"] = "zzz"
+    plan.write_text(json.dumps(found))
+    capsys.readouterr()
+    optimize(tmp_path, model, "--no-tune", "--plan", str(plan), "--emit-lowered", str(lowered), "--arch", "90")
+    assert "left to TensorRT: its configuration 'zzz' is none of auto, " in capsys.readouterr().out
+    assert not any(a.s == b"zzz" for n in onnx.load(str(lowered)).graph.node for a in n.attribute)
+
+
 def test_without_a_gpu_nothing_is_fused_unless_asked(tmp_path):
     path = optimize(tmp_path, build_encoder(EncoderSpec(1, 64, 4, 2, SEQ), MASK))
     assert not any(n.op_type.startswith("StofFusedRegion") for n in onnx.load(str(path)).graph.node)

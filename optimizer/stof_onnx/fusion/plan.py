@@ -62,7 +62,7 @@ class FusionPlan:
     """The plan of a model.
 
     Attributes:
-        timer: what measured it, e.g. "roofline" or a TensorRT version and a GPU.
+        timer: what its times are of: "roofline …", which estimates, or a GPU and a TensorRT version.
         precision: that it was made for.
         blocks: by hash.
         samples: configurations that were timed; builds: engines that were built for that.
@@ -81,6 +81,11 @@ class FusionPlan:
     cached: int = 0
     complete: bool = True
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def estimated(self) -> bool:
+        """Its times are estimates: nothing was measured."""
+        return self.timer.startswith("roofline")
 
     @property
     def kept(self) -> int:

@@ -20,6 +20,7 @@ from stof_onnx.fusion.templates import GEMM_TEMPLATES
 from stof_onnx.fusion.tensors import FLOATS
 from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of
 from stof_onnx.graph.proto_shapes import SymbolicShapes
+from stof_onnx.kernels import gemm
 from stof_onnx.kernels.select import Device
 from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, compile_programs
 
@@ -215,7 +216,13 @@ class _Region:
             return ""
         if self.device.arch != _GEMM_ARCH:
             return f"its template needs compute capability 9.0, not {self.device.arch / 10:.1f}"
-        return "" if self.dtype in ("fp16", "bf16") else "its template computes in fp16 and bf16 only"
+        if self.dtype not in ("fp16", "bf16"):
+            return "its template computes in fp16 and bf16 only"
+        config = str(self.attributes["config"])
+        known = gemm.configs("gated_mlp" if self.template == "gated_mlp" else "gemm_epilogue")
+        if config not in (gemm.AUTO, *known):
+            return f"its configuration '{config}' is none of {', '.join((gemm.AUTO, *known))}: make the plan again"
+        return ""
 
     def _constants(self) -> dict[int, str] | str:
         """Weights and vectors as the kernel reads them, by place; or what is in the way."""
