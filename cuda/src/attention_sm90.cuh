@@ -365,12 +365,15 @@ struct Consumer {
     int column;
   };
 
+  // One lane arrives for its warp, after all lanes' reads (of the tile's word and bitmap, of the header): __syncwarp orders those before it.
+  __device__ __forceinline__ void arrive_for_warp(uint32_t barrier) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
+  }
   __device__ __forceinline__ void release_keys(int stage) {
-    if (C::kSplitStages && lane == 0) barrier_arrive(shared + C::kKeyEmptyAt + 8 * stage);
+    if constexpr (C::kSplitStages) arrive_for_warp(shared + C::kKeyEmptyAt + 8 * stage);
   }
-  __device__ __forceinline__ void release_values(int stage) {
-    if (lane == 0) barrier_arrive(shared + C::kValueEmptyAt + 8 * stage);
-  }
+  __device__ __forceinline__ void release_values(int stage) { arrive_for_warp(shared + C::kValueEmptyAt + 8 * stage); }
   __device__ __forceinline__ void wait_for_values(const Entry& e) {
     if constexpr (C::kSplitStages) barrier_wait(shared + C::kValueFullAt + 8 * e.stage, e.phase);
   }
@@ -389,7 +392,6 @@ struct Consumer {
       ring.advance();
       if (e.code != 0) return true;
       wait_for_values(e);  // giving them back any sooner could count for the tile that had this place before
-      __syncwarp();
       release_keys(e.stage);
       release_values(e.stage);
     }
@@ -545,7 +547,7 @@ struct Consumer {
     const auto finish = [&](const Entry& e, const Probabilities& held) {
       if (kHoldsQuery && remaining == 0) {
         holds_query = false;
-        if (lane == 0) barrier_arrive(query_empty);
+        arrive_for_warp(query_empty);
       }
       last_step(e, held);
     };
@@ -574,7 +576,7 @@ struct Consumer {
         step(before, e, odd_tile, even_tile);
       }
     }
-    if (holds_query && lane == 0) barrier_arrive(query_empty);
+    if (holds_query) arrive_for_warp(query_empty);
   }
 
   // Adds the other warpgroups' partial results for the same rows to warpgroup 0's, through the output buffer.
@@ -670,8 +672,7 @@ struct Consumer {
         for (int k = 0; k < kSteps; ++k) {
           load_matrices(query[k], query_at + (k / 4) * C::kBandTileBytes + (matrix_offset ^ (k % 4 * 32)));
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(query_empty);
+        arrive_for_warp(query_empty);
       }
 #pragma unroll
       for (int i = 0; i < C::kDim / 2; ++i) output[i] = 0.0f;
