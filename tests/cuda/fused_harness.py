@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from stof_onnx.errors import StofError
 from stof_onnx.kernels.fused_capi import AUTO_CONFIG, Activation, FusedLibrary, FusedParams, Template
 
 from tests.cuda.harness import CAPI_DTYPES, DTYPES, GUARD, POISON, ROUNDING
@@ -146,7 +147,7 @@ def check(library: FusedLibrary, case: FusedCase, base_seed: int) -> tuple[float
     inputs = FusedInputs(case, seed)
     try:
         out, again = run(library, inputs), run(library, inputs)
-    except AssertionError as error:
+    except (AssertionError, StofError) as error:
         raise AssertionError(f"{where}: {error}") from error
     word = POISON[inputs.dtype][0]
     assert torch.equal(out.contiguous().view(word), again.contiguous().view(word)), f"{where}: two runs differ"

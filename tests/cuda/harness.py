@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from stof_onnx.errors import StofError
 from stof_onnx.kernels import capi
 from stof_onnx.kernels.lower_mask import MaskConfig, lower_mask
 from stof_onnx.kernels.lower_sm90 import BAND, lower_grouped
@@ -379,7 +380,7 @@ def check(library: capi.KernelLibrary, case: Case, base_seed: int) -> tuple[floa
     try:
         out = run(library, inputs)
         again = run(library, inputs)
-    except AssertionError as error:
+    except (AssertionError, StofError) as error:
         raise AssertionError(f"{where}: {error}") from error
     word = POISON[inputs.dtype][0]
     assert torch.equal(out.contiguous().view(word), again.contiguous().view(word)), f"{where}: two runs differ"

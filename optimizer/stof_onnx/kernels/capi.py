@@ -13,6 +13,7 @@ from stof_onnx.errors import StofError
 
 ABI_VERSION = 1
 DEFAULT_LIBRARY = Path("build/cuda/libstof_capi.so")
+_REBUILD = "Rebuild it from this source tree with `make cuda`"
 
 
 class DType(enum.IntEnum):
@@ -127,6 +128,40 @@ class AttentionParams(ct.Structure):
     ]
 
 
+def load_library(path: str | Path, entry: str) -> ct.CDLL:
+    """Loads libstof_capi.so.
+
+    Args:
+        path: of the library.
+        entry: a function that it must have.
+
+    Raises:
+        StofError: no such file, it does not load, or it lacks `entry`.
+    """
+    where = str(path)
+    if not Path(path).is_file():
+        raise StofError("the kernel library is not built", where, "Build it with `make cuda`, or give its path")
+    try:
+        library = ct.CDLL(str(Path(path).resolve()))
+        getattr(library, entry)
+    except (OSError, AttributeError) as error:
+        raise StofError(f"the kernel library does not load, or is an older one: {error}", where, _REBUILD) from error
+    library.stof_error_string.restype = ct.c_char_p
+    return library
+
+
+def check_layout(found: tuple[int, ...], expected: tuple[int, ...], path: str | Path) -> None:
+    """Holds the library's version and sizes of its parameters to ours.
+
+    Raises:
+        StofError: they differ.
+    """
+    if found != expected:
+        raise StofError(
+            f"the kernel library has parameters of (version, bytes) {found}, expected {expected}", str(path), _REBUILD
+        )
+
+
 class KernelLibrary:
     """The loaded library. Functions take `AttentionParams`; pointers in it are device pointers.
 
@@ -138,28 +173,13 @@ class KernelLibrary:
     """
 
     def __init__(self, path: str | Path = DEFAULT_LIBRARY) -> None:
-        where = str(path)
-        if not Path(path).is_file():
-            raise StofError("the kernel library is not built", where, "Build it with `make cuda`, or give its path")
-        try:
-            library = ct.CDLL(str(Path(path).resolve()))
-        except OSError as error:
-            raise StofError(
-                f"the kernel library does not load: {error}", where, "Rebuild it on this machine"
-            ) from error
+        library = load_library(path, "stof_sizeof_attention_params")
         library.stof_sizeof_attention_params.restype = ct.c_size_t
         library.stof_attention_unsupported.restype = ct.c_char_p
         library.stof_attention_workspace_bytes.restype = ct.c_size_t
-        library.stof_error_string.restype = ct.c_char_p
         library.stof_attention_forward.argtypes = [ct.POINTER(AttentionParams), ct.c_void_p]
         found = library.stof_abi_version(), library.stof_sizeof_attention_params()
-        expected = ABI_VERSION, ct.sizeof(AttentionParams)
-        if found != expected:
-            raise StofError(
-                f"the kernel library has parameters of (version, bytes) {found}, expected {expected}",
-                where,
-                "Rebuild it from this source tree with `make cuda`",
-            )
+        check_layout(found, (ABI_VERSION, ct.sizeof(AttentionParams)), path)
         self._library = library
 
     def unsupported(self, params: AttentionParams) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stof_onnx.errors import StofError
-from stof_onnx.kernels.capi import DEFAULT_LIBRARY
+from stof_onnx.kernels.capi import DEFAULT_LIBRARY, check_layout, load_library
 
 ABI_VERSION = 1
 AUTO_CONFIG = -1
@@ -95,36 +95,19 @@ class FusedLibrary:
     """
 
     def __init__(self, path: str | Path = DEFAULT_LIBRARY) -> None:
-        where = str(path)
-        if not Path(path).is_file():
-            raise StofError("the kernel library is not built", where, "Build it with `make cuda`, or give its path")
-        try:
-            library = ct.CDLL(str(Path(path).resolve()))
-            library.stof_sizeof_fused_params.restype = ct.c_size_t
-        except (OSError, AttributeError) as error:
-            raise StofError(
-                f"the kernel library does not load, or has no fused regions: {error}",
-                where,
-                "Rebuild it from this source tree with `make cuda`",
-            ) from error
-        library.stof_sizeof_fused_config.restype = ct.c_size_t
+        library = load_library(path, "stof_sizeof_fused_params")
+        for size in (library.stof_sizeof_fused_params, library.stof_sizeof_fused_config):
+            size.restype = ct.c_size_t
         library.stof_fused_config.restype = ct.POINTER(_FusedConfig)
         library.stof_fused_unsupported.restype = ct.c_char_p
         library.stof_fused_workspace_bytes.restype = ct.c_size_t
-        library.stof_error_string.restype = ct.c_char_p
         library.stof_fused_launch.argtypes = [ct.POINTER(FusedParams), ct.c_void_p]
         found = (
             library.stof_fused_abi_version(),
             library.stof_sizeof_fused_params(),
             library.stof_sizeof_fused_config(),
         )
-        expected = ABI_VERSION, ct.sizeof(FusedParams), ct.sizeof(_FusedConfig)
-        if found != expected:
-            raise StofError(
-                f"the kernel library has fused parameters of (version, bytes, bytes) {found}, expected {expected}",
-                where,
-                "Rebuild it from this source tree with `make cuda`",
-            )
+        check_layout(found, (ABI_VERSION, ct.sizeof(FusedParams), ct.sizeof(_FusedConfig)), path)
         self._library = library
 
     def configs(self, template: Template) -> list[Config]:
