@@ -17,15 +17,7 @@ from stof_onnx.fusion.templates import Instance, NoMatch, recognise
 from stof_onnx.kernels.triton_rows import reference as rows_reference
 
 from tests.fusion.graphs import GraphBuilder, gelu_erf, gelu_tanh, tensors_of, whole
-
-_erf = np.vectorize(math.erf)
-ACTIVATIONS = {
-    "none": lambda x: x,
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu_erf": lambda x: x * (1 + _erf(x / np.sqrt(2))) / 2,
-    "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
-}
+from tests.trt.region_reference import ACTIVATIONS
 
 
 def program_reference(segment: Segment, instance: Instance, values: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from onnx.reference.op_run import OpRun
 from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, reference
 
 _erf = np.vectorize(math.erf)
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "none": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
     "silu": lambda x: x / (1 + np.exp(-x)),
@@ -36,7 +36,7 @@ def region(inputs: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
         arrays = [v.reshape(-1, program.cols) if v.ndim > 1 else v for v in inputs]
         return [y.reshape(x.shape) for y in reference(program, arrays)]
     rest = [value.astype(np.float64) for value in inputs[1:]]
-    act = _ACTIVATIONS[a["activation"]]
+    act = ACTIVATIONS[a["activation"]]
     if a["template"] == "gated_mlp":
         gate, up = x @ rest[0], x @ rest[1]
         return [act(gate + rest[2]) * (up + rest[3]) if a["has_bias"] else act(gate) * up]

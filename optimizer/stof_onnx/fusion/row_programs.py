@@ -9,21 +9,12 @@ import onnx
 
 from stof_onnx.errors import StofError
 from stof_onnx.fusion.segment import attribute
+from stof_onnx.fusion.templates.algebra import FUNCTIONS
 from stof_onnx.graph.proto_graph import attributes_of, constant_value
 from stof_onnx.kernels.triton_rows import RowBuilder, RowProgram, gelu_erf, gelu_tanh, layer_norm
 
 _BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "maximum"}
-_UNARY = {
-    "Erf": "erf",
-    "Tanh": "tanh",
-    "Sigmoid": "sigmoid",
-    "Relu": "relu",
-    "Sqrt": "sqrt",
-    "Exp": "exp",
-    "Abs": "abs",
-    "Log": "log",
-    "Neg": "neg",
-}
+_UNARY = {**FUNCTIONS, "Neg": "neg"}
 _FREE = frozenset({"Cast", "Identity", "Reshape"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -76,6 +77,27 @@ def free_memory() -> int:
 def copy_to_host(pointer: int, array: np.ndarray) -> None:
     """Fills `array` from the device."""
     call("cudaMemcpy", array.ctypes.data, pointer, array.nbytes, runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost)
+
+
+def captured(launch: Callable[[], None], stream: Any, runs: int = 1) -> Any:
+    """A CUDA graph of what `launch` enqueues on `stream` in `runs` calls; None where it can not be captured.
+
+    The caller launches it, and destroys it with cudaGraphExecDestroy.
+    """
+    call("cudaStreamBeginCapture", stream, runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
+    failed = False
+    try:
+        for _ in range(runs):
+            launch()
+    except StofError:
+        failed = True
+    status, graph = runtime().cudaStreamEndCapture(stream)
+    if failed or int(status) != 0:
+        runtime().cudaGetLastError()
+        return None
+    instance = call("cudaGraphInstantiate", graph, 0)
+    call("cudaGraphDestroy", graph)
+    return instance
 
 
 class Buffer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,13 +127,9 @@ def programs_of(model: LoadedModel, exported: ExportedModel, precision: str) -> 
 def _search(tensors: Tensors, options: OptimizeOptions, progress: Progress) -> FusionPlan:
     precision = options.engine.precision
     timer = _timer(options)
-    cache = PlanCache(default_path())
     wishes = SearchOptions(budget=options.fusion.budget)
-    with progress.bar("fusion") as watch:
-        guide = Roofline(precision)
-        plan = search(find_blocks(tensors), timer, precision, wishes, cache, watch, guide)
-    cache.close()
-    return plan
+    with closing(PlanCache(default_path())) as cache, progress.bar("fusion") as watch:
+        return search(find_blocks(tensors), timer, precision, wishes, cache, watch, Roofline(precision))
 
 
 def _timer(options: OptimizeOptions) -> Timer:

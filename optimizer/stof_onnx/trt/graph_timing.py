@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from stof_onnx.errors import StofError
 from stof_onnx.fusion.piece_model import random_array
 from stof_onnx.trt import cuda
 
@@ -49,7 +48,7 @@ def median_us(launch: Callable[[], None], stream: Any) -> float:
     timer.start()
     launch()
     runs = max(1, min(_MOST_RUNS, round(_GRAPH_US / max(1e3 * timer.stop(), 1.0))))
-    graph = _captured(launch, runs, stream)
+    graph = cuda.captured(launch, stream, runs)
 
     def several() -> None:
         if graph is not None:
@@ -67,21 +66,3 @@ def median_us(launch: Callable[[], None], stream: Any) -> float:
     if graph is not None:
         cuda.call("cudaGraphExecDestroy", graph)
     return float(np.median(times))
-
-
-def _captured(launch: Callable[[], None], runs: int, stream: Any) -> Any:
-    mode = cuda.runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-    cuda.call("cudaStreamBeginCapture", stream, mode)
-    failed = False
-    try:
-        for _ in range(runs):
-            launch()
-    except StofError:
-        failed = True
-    status, graph = cuda.runtime().cudaStreamEndCapture(stream)
-    if failed or int(status) != 0:
-        cuda.runtime().cudaGetLastError()
-        return None
-    instance = cuda.call("cudaGraphInstantiate", graph, 0)
-    cuda.call("cudaGraphDestroy", graph)
-    return instance

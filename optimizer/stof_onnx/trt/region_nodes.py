@@ -141,7 +141,8 @@ def narrowed(value: np.ndarray, dtype: str) -> np.ndarray | None:
         return None if value.dtype == np.float32 else value
     if dtype != "fp16" or value.dtype != np.float32:
         return value
-    narrow = value.astype(np.float16)
+    with np.errstate(over="ignore"):  # what does not fit is looked for below
+        narrow = value.astype(np.float16)
     return narrow if np.array_equal(np.isfinite(narrow), np.isfinite(value)) else None
 
 

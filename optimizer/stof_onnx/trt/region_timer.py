@@ -29,7 +29,7 @@ from stof_onnx.fusion.search.roofline import program_of
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.templates import GEMM_TEMPLATES
 from stof_onnx.kernels import gemm
-from stof_onnx.kernels.capi import DEFAULT_LIBRARY
+from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
 from stof_onnx.kernels.cubin_run import LoadedProgram
 from stof_onnx.kernels.fused_capi import Activation, FusedLibrary, FusedParams, Template
 from stof_onnx.kernels.triton_rows import RowConfig, compile_program, compile_programs, configurations
@@ -44,7 +44,7 @@ from stof_onnx.trt.session import EngineSession
 _log = logging.getLogger(__name__)
 _OPSET = 17
 _MOST_PROGRAMS = 4  # configurations of a program that are compiled and tried
-_DTYPE_CODES = {"fp16": 0, "bf16": 1}
+_DTYPES = {"fp16": DType.F16, "bf16": DType.BF16}  # that GEMM kernels take
 
 
 def gpu_timer(wishes: EngineWishes) -> GpuTimer:
@@ -93,7 +93,7 @@ class GpuTimer:
         if not instance.rows or (self.options.precision == "bf16" and instance.dtype == "fp32"):
             return ()
         if instance.template in GEMM_TEMPLATES:
-            if self.arch != 90 or dtype not in _DTYPE_CODES:
+            if self.arch != 90 or dtype not in _DTYPES:
                 return ()
             return gemm.ranked(instance.kernel, instance.rows, instance.width, instance.depth)
         try:
@@ -194,7 +194,7 @@ class GpuTimer:
         scales = [k**-0.5 if name in ("b", "b2") else 1.0 for name in shapes]  # products stay in range
         with random_buffers(list(shapes.values()), dtype, scales) as pointers:
             p = FusedParams()
-            p.template_id, p.config, p.dtype = int(template), names.index(config), _DTYPE_CODES[dtype]
+            p.template_id, p.config, p.dtype = int(template), names.index(config), _DTYPES[dtype]
             p.activation = int(Activation[str(instance.attributes.get("activation", "none")).upper()])
             p.m, p.n, p.k = m, n, k
             for name, pointer in zip(shapes, pointers, strict=True):

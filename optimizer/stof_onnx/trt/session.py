@@ -264,20 +264,7 @@ class EngineSession:
 
         Run one inference before. The caller launches and destroys it.
         """
-        mode = cuda.runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        cuda.call("cudaStreamBeginCapture", self.stream, mode)
-        try:
-            self.execute()
-        except StofError:
-            cuda.runtime().cudaStreamEndCapture(self.stream)
-            return None
-        status, graph = cuda.runtime().cudaStreamEndCapture(self.stream)
-        if int(status) != 0:
-            cuda.runtime().cudaGetLastError()
-            return None
-        instance = cuda.call("cudaGraphInstantiate", graph, 0)
-        cuda.call("cudaGraphDestroy", graph)
-        return instance
+        return cuda.captured(self.execute, self.stream)
 
 
 def _advice(errors: list[str]) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from stof_onnx.errors import StofError
 from stof_onnx.kernels.cubin_program import CubinProgram
 from stof_onnx.kernels.cubin_run import LoadedProgram
 from stof_onnx.kernels.triton_rows import (
@@ -24,15 +22,6 @@ from tests.kernels.triton_rows.programs import DTYPES, error_ratio, from_bytes, 
 
 pytestmark = pytest.mark.gpu
 POISON = 0x7F  # 0x7f7f: a NaN of fp16, 3.4e38 in bf16 and fp32
-
-
-@pytest.fixture(scope="module")
-def arch() -> Iterator[int]:
-    try:
-        capability, _ = cuda.capability()
-    except StofError as error:
-        pytest.skip(str(error))
-    yield capability
 
 
 def run(program: RowProgram, cubin: CubinProgram, arrays: list[np.ndarray], shift: int = 0) -> list[np.ndarray]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stof_onnx.errors import StofError
 from stof_onnx.kernels.triton_rows import RowProgram, compile_programs, reference
 from stof_onnx.kernels.triton_rows.ir import DTYPE_BYTES
 from stof_onnx.trt import cuda
@@ -34,15 +33,6 @@ def region_host(request: pytest.FixtureRequest) -> Iterator[Host]:
     host = Host(BUILT / f"libhost_{version}.so", library, "StofFusedRegion")
     yield host
     host.close()
-
-
-@pytest.fixture(scope="module")
-def arch() -> Iterator[int]:
-    try:
-        capability, _ = cuda.capability()
-    except StofError as error:
-        pytest.skip(str(error))
-    yield capability
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ F32, F16, I8, I32, BOOL, BF16 = 0, 1, 2, 3, 4, 7  # nvinfer1::DataType
 LINEAR, CHW2 = 0, 1  # nvinfer1::TensorFormat
 FIELD_F32, FIELD_I32, FIELD_CHAR, FIELD_I64 = 1, 5, 6, 10  # nvinfer1::PluginFieldType
 CONFIG_BYTES = 16 + 4 * 27
+REFUSED_WORKSPACE = 1 << 40  # more than any GPU has
 
 
 class Field(ct.Structure):
@@ -304,3 +305,15 @@ def nodes() -> Iterator[Node]:
     yield Node(dtype=F32, v_dim=64, n_full=0, n_part=0)
     yield Node(dtype=BF16, splits=4)
     yield Node(kernel="block_sm90", tile=(128, 64))
+
+
+def assert_refused(plugin: Plugin, tensors: list[Tensor], words: str, outputs: int = 1) -> None:
+    """While building and at run time, each with its reason."""
+    plugin.host.log()
+    bytes_ = plugin.configure(tensors, outputs)
+    assert bytes_ == -1 if plugin.host.v3 else bytes_ >= REFUSED_WORKSPACE
+    assert words in plugin.host.log()
+    shapes, enqueued = plugin.enqueue(tensors, outputs)
+    assert enqueued != 0
+    assert shapes != 0 or not plugin.host.v3
+    assert words in plugin.host.log()

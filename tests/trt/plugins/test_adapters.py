@@ -22,15 +22,16 @@ from tests.trt.plugins.host import (
     I8,
     I32,
     LINEAR,
+    REFUSED_WORKSPACE,
     Host,
     Node,
     Plugin,
     Tensor,
+    assert_refused,
     nodes,
 )
 
 NODES = list(nodes())
-REFUSED_WORKSPACE = 1 << 40  # more than any GPU has
 
 
 def create(host: Host, node: Node, **attributes: Any) -> Plugin:
@@ -47,18 +48,6 @@ def replaced(node: Node, index: int, dims: tuple[int, ...]) -> list[Tensor]:
     tensors = node.tensors()
     tensors[index] = dataclasses.replace(tensors[index], dims=dims)
     return tensors
-
-
-def assert_refused(plugin: Plugin, tensors: list[Tensor], words: str) -> None:
-    """While building and at run time, each with its reason."""
-    plugin.host.log()
-    bytes_ = plugin.configure(tensors)
-    assert bytes_ == -1 if plugin.host.v3 else bytes_ >= REFUSED_WORKSPACE
-    assert words in plugin.host.log()
-    shapes, enqueued = plugin.enqueue(tensors)
-    assert enqueued != 0
-    assert shapes != 0 or not plugin.host.v3
-    assert words in plugin.host.log()
 
 
 def test_creator_declares_every_attribute(host: Host) -> None:

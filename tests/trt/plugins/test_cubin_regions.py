@@ -16,11 +16,22 @@ from stof_onnx.kernels.triton_rows.compile import assemble
 from stof_onnx.kernels.triton_rows.configs import configurations
 
 from tests.kernels.triton_rows.programs import mixed, named
-from tests.trt.plugins.host import BF16, F16, F32, FIELD_CHAR, FIELD_I32, I32, LINEAR, Host, Plugin, Tensor
+from tests.trt.plugins.host import (
+    BF16,
+    F16,
+    F32,
+    FIELD_CHAR,
+    FIELD_I32,
+    I32,
+    LINEAR,
+    Host,
+    Plugin,
+    Tensor,
+    assert_refused,
+)
 from tests.trt.plugins.test_cubin_program import elf, forged, sample
 
 TYPES = {"fp16": F16, "bf16": BF16, "fp32": F32}
-REFUSED_WORKSPACE = 1 << 40  # more than any GPU has
 PROGRAMS = {**named(768, "fp16"), "bf16": named(100, "bf16")["add_rms_norm_sum"], "mixed": mixed(64, "fp16")}
 
 
@@ -131,28 +142,19 @@ def test_shapes_that_do_not_fit_are_refused(region_host: Host, pos: int, dims: t
     program = PROGRAMS["add_layer_norm_sum"]
     plugin, io = create(region_host, packed(program)), tensors(program, (40,))
     io[pos] = dataclasses.replace(io[pos], dims=dims)
-    refused(plugin, io, 2, words)
-
-
-def refused(plugin: Plugin, io: list[Tensor], outputs: int, words: str) -> None:
-    """While building and at run time, each with its reason."""
-    plugin.host.log()
-    bytes_ = plugin.configure(io, outputs)
-    assert bytes_ == -1 if plugin.host.v3 else bytes_ >= REFUSED_WORKSPACE
-    assert words in plugin.host.log()
-    shapes, enqueued = plugin.enqueue(io, outputs)
-    assert enqueued != 0 and (shapes != 0 or not plugin.host.v3)
-    assert words in plugin.host.log()
+    assert_refused(plugin, io, words, outputs=2)
 
 
 def test_rows_beyond_32_bits_are_refused(region_host: Host) -> None:
     program = PROGRAMS["layer_norm"]
     for rows in ((1 << 31) - 1, 1 << 32):
-        refused(create(region_host, packed(program)), tensors(program, (rows,)), 1, "too large")
-    refused(create(region_host, packed(program, 3)), tensors(program, (1 << 31, 1 << 31)), 1, "too large")
+        assert_refused(create(region_host, packed(program)), tensors(program, (rows,)), "too large", outputs=1)
+    assert_refused(
+        create(region_host, packed(program, 3)), tensors(program, (1 << 31, 1 << 31)), "too large", outputs=1
+    )
     wide = tensors(program, (1 << 31, 1 << 31))
     wide[0] = dataclasses.replace(wide[0], dims=(1 << 40, 1 << 40, 768))
-    refused(create(region_host, packed(program, 3)), wide, 1, "overflow")
+    assert_refused(create(region_host, packed(program, 3)), wide, "overflow", outputs=1)
 
 
 def test_without_a_gpu_nothing_starts(region_host: Host) -> None:

@@ -26,9 +26,8 @@ from tests.trt.plugins.host import (
     Host,
     Plugin,
     Tensor,
+    assert_refused,
 )
-
-REFUSED_WORKSPACE = 1 << 40  # more than any GPU has
 
 
 @dataclass(frozen=True)
@@ -85,18 +84,6 @@ def create(host: Host, region: Region, **attributes: Any) -> Plugin:
     plugin = host.create(region.attributes() | attributes)
     assert plugin, host.log()
     return plugin
-
-
-def assert_refused(plugin: Plugin, tensors: list[Tensor], words: str) -> None:
-    """While building and at run time, each with its reason."""
-    plugin.host.log()
-    bytes_ = plugin.configure(tensors)
-    assert bytes_ == -1 if plugin.host.v3 else bytes_ >= REFUSED_WORKSPACE
-    assert words in plugin.host.log()
-    shapes, enqueued = plugin.enqueue(tensors)
-    assert enqueued != 0
-    assert shapes != 0 or not plugin.host.v3
-    assert words in plugin.host.log()
 
 
 def test_creator_declares_every_attribute(region_host: Host) -> None:

@@ -26,7 +26,7 @@ from stof_onnx.graph.proto_graph import attributes_of
 from stof_onnx.graph.proto_shapes import Dim
 
 Term = tuple[float, int]
-_FUNCTIONS = {
+FUNCTIONS = {  # ONNX operators of one operand, and what expressions and row programs call them
     "Erf": "erf",
     "Tanh": "tanh",
     "Sigmoid": "sigmoid",
@@ -209,8 +209,8 @@ class Algebra:
 
     def _operator(self, node: onnx.NodeProto) -> int:
         op = str(node.op_type)
-        if op in _FUNCTIONS:
-            return self.apply(_FUNCTIONS[op], self.of(node.input[0]))
+        if op in FUNCTIONS:
+            return self.apply(FUNCTIONS[op], self.of(node.input[0]))
         method = getattr(self, f"_{op.lower()}", None)
         if method is None or node.domain not in ("", "ai.onnx"):
             raise Unsupported(f"{op} has no place in a template")
