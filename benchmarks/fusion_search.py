@@ -20,54 +20,25 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import onnx
-from stof_onnx.fusion.piece_model import piece_key
 from stof_onnx.fusion.scheme import Span
-from stof_onnx.fusion.search import Measurement, Region, Timer
+from stof_onnx.fusion.search import Region, Timer
 from stof_onnx.fusion.search.cost import BlockSpace
 from stof_onnx.fusion.search.ledger import Ledger
 from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.fusion.search.run import SearchOptions, search
-from stof_onnx.fusion.segment import Segment, block_hash
-from stof_onnx.fusion.sequence import Block, find_blocks
-from stof_onnx.fusion.tensors import Tensors
+from stof_onnx.fusion.segment import block_hash
+from stof_onnx.fusion.sequence import Block
 from stof_onnx.options import EngineWishes
 
 from benchmarks.fusion_bench.baselines import exhaustive, random_search
+from benchmarks.fusion_bench.models import model_blocks
+from benchmarks.fusion_bench.table import Table
 
 SEEDS = range(5)
-
-
-@dataclass
-class Table:
-    """A timer that answers from another one's times, and asks it for what it has not got."""
-
-    timer: Timer
-    times: dict[tuple[str, str], Measurement] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.timer.name
-
-    def configs(self, region: Region) -> Sequence[str]:
-        return self.timer.configs(region)
-
-    def fused(self, region: Region, config: str) -> Measurement:
-        key = region.key, config
-        if key not in self.times:
-            self.times[key] = self.timer.fused(region, config)
-        return Measurement(self.times[key].us)
-
-    def left(self, piece: Segment) -> Measurement:
-        key = piece_key(piece), ""
-        if key not in self.times:
-            self.times[key] = self.timer.left(piece)
-        return Measurement(self.times[key].us)
 
 
 def compare(block: Block, table: Table, precision: str, guide: Timer | None = None) -> Iterator[dict[str, Any]]:
@@ -129,12 +100,11 @@ def main() -> None:
     parser.add_argument("--largest", action="store_true", help="only the block with most operators of each model")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fusion_search.jsonl"))
     arguments = parser.parse_args()
-    table = Table(_timer(arguments))
+    timer = _timer(arguments)
+    table = Table(timer.name, timer)
     commit = os.environ.get("STOF_COMMIT") or _commit()
     for path in arguments.models:
-        model = onnx.load(str(path), load_external_data=False)
-        sizes = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input}
-        blocks = {block_hash(b): b for b in find_blocks(Tensors(model, model.graph.initializer, sizes, path.parent))}
+        blocks = {block_hash(block): block for block in model_blocks(path)}
         if arguments.largest:
             blocks = dict([max(blocks.items(), key=lambda item: len(item[1]))])
         for key, block in blocks.items():

@@ -43,7 +43,6 @@ from stof_onnx.trt.session import EngineSession
 
 _log = logging.getLogger(__name__)
 _OPSET = 17
-_MOST_PROGRAMS = 4  # configurations of a program that are compiled and tried
 _DTYPES = {"fp16": DType.F16, "bf16": DType.BF16}  # that GEMM kernels take
 
 
@@ -75,11 +74,13 @@ class GpuTimer:
         options: of engines; without a profile, since pieces have fixed sizes.
         arch: compute capability times ten.
         library: the kernels through the C API; None times them through TensorRT.
+        programs: configurations of a compiled program that are tried, the most promising ones; None for all.
     """
 
     options: BuildOptions
     arch: int
     library: FusedLibrary | None = None
+    programs: int | None = 4
 
     @property
     def name(self) -> str:
@@ -98,7 +99,7 @@ class GpuTimer:
             return gemm.ranked(instance.kernel, instance.rows, instance.width, instance.depth)
         try:
             program = program_of(region, self.options.precision)
-            found = configurations(program)[:_MOST_PROGRAMS]
+            found = configurations(program)[: self.programs]
             compile_programs([(program, config, 2) for config in found], (self.arch,))
         except StofError as error:
             _log.info("no kernel for %s: %s", instance.template, error)
@@ -129,28 +130,25 @@ class GpuTimer:
     def _dtype(self, region: Region) -> str:
         return self.options.precision if region.instance.dtype == "fp32" else region.instance.dtype
 
-    def _engine_us(self, model: onnx.ModelProto) -> tuple[float, float]:
-        """Microseconds of the model as an engine, and the seconds that building took."""
-        start = time.monotonic()
+    def build(self, model: onnx.ModelProto) -> bytes:
+        """The engine of a piece, or of a region as one plugin node.
+
+        Raises:
+            StofError: TensorRT builds none.
+        """
         with tempfile.TemporaryDirectory() as folder, turns.building():
             path = Path(folder) / "piece.onnx"
             onnx.save(model, str(path))
             plugins = self.options.plugins if _has_plugin(model) else None
             options = replace(self.options, plugins=plugins, half_io=self.options.precision == "fp16")
-            data = build_engine(path, options).data
-        session = EngineSession(data)
+            return build_engine(path, options).data
+
+    def _engine_us(self, model: onnx.ModelProto) -> tuple[float, float]:
+        """Microseconds of the model as an engine, and the seconds that building took."""
+        start = time.monotonic()
+        data = self.build(model)
         built = time.monotonic() - start
-        try:
-            rng = np.random.default_rng(0)
-            feeds = {}
-            for name, shape in session.opt_shapes().items():
-                dtype = session.dtype(name)
-                feeds[name] = random_array(shape, dtype, rng) if dtype.kind == "f" else np.zeros(shape, dtype)
-            session.bind(feeds)
-            with turns.alone():
-                return median_us(session.execute, session.stream), built
-        finally:
-            session.close()
+        return engine_us(data), built
 
     def _program_us(self, region: Region, config: str) -> tuple[float, float]:
         """Microseconds of a compiled program, and the seconds that compiling took."""
@@ -209,6 +207,26 @@ class GpuTimer:
             finally:
                 cuda.call("cudaStreamDestroy", stream)
                 workspace.free()
+
+
+def engine_us(data: bytes) -> float:
+    """Microseconds of one run of an engine, whose plugins are loaded, on random inputs.
+
+    Raises:
+        StofError: it does not load or run.
+    """
+    session = EngineSession(data)
+    try:
+        rng = np.random.default_rng(0)
+        feeds = {}
+        for name, shape in session.opt_shapes().items():
+            dtype = session.dtype(name)
+            feeds[name] = random_array(shape, dtype, rng) if dtype.kind == "f" else np.zeros(shape, dtype)
+        session.bind(feeds)
+        with turns.alone():
+            return median_us(session.execute, session.stream)
+    finally:
+        session.close()
 
 
 def _has_plugin(model: onnx.ModelProto) -> bool:

@@ -1,0 +1,139 @@
+"""Measures the whole space of fused regions of a model on a GPU: every configuration and every piece, once.
+
+    python -m benchmarks.fusion_space MODEL.stof.onnx [--jobs 4] [--seconds 60] [--out FILE]
+
+MODEL is an optimized model without regions. Its times are appended to the table of times (fusion_bench/table.py) that
+benchmarks/fusion_search.py replays searches on; what the table has already is not measured again, so a run that was
+stopped goes on where it was. Engines of pieces are built by several processes, then timed one after the other. They are
+built in the order of the best choice that leaves the piece to TensorRT, by estimates: what is missing when time is up
+matters least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from stof_onnx.errors import StofError
+from stof_onnx.fusion.piece_model import piece_key, piece_model
+from stof_onnx.fusion.scheme import Span
+from stof_onnx.fusion.search import Measurement
+from stof_onnx.fusion.search.cost import BlockSpace
+from stof_onnx.fusion.search.ledger import Ledger
+from stof_onnx.fusion.search.roofline import Roofline
+from stof_onnx.fusion.segment import Segment
+from stof_onnx.fusion.sequence import Block
+from stof_onnx.options import EngineWishes
+from stof_onnx.trt.region_timer import GpuTimer, engine_us, gpu_timer
+
+from benchmarks.fusion_bench.baselines import exhaustive, possible_pieces, price_of_pieces
+from benchmarks.fusion_bench.models import model_blocks
+from benchmarks.fusion_bench.table import Table, read_tables
+
+_worker: tuple[list[Block], GpuTimer]
+
+
+def main() -> None:
+    """Measures what the table has not got."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--precision", default="fp16")
+    parser.add_argument("--jobs", type=int, default=4, help="processes that build engines")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no engine is built after that")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fusion_space.jsonl"))
+    arguments = parser.parse_args()
+    begun = time.monotonic()
+    blocks = model_blocks(arguments.model)
+    with ProcessPoolExecutor(
+        arguments.jobs, get_context("spawn"), _open, (arguments.model, arguments.precision)
+    ) as workers:
+        warm = [workers.submit(_ready) for _ in range(arguments.jobs)]  # they load the model meanwhile
+        timer = replace(gpu_timer(EngineWishes(precision=arguments.precision)), programs=None)
+        known = read_tables(arguments.out) if arguments.out.exists() else {}
+        table = known.get(timer.name, Table(timer.name))
+        table.timer, table.file = timer, arguments.out
+        _say(begun, f"{timer.name}: {len(table.times)} times known")
+        for future in warm:
+            future.result()
+        _say(begun, "workers ready")
+        _fused(blocks, table)
+        _say(begun, f"{len(table.times)} times with all regions")
+        _pieces(blocks, table, workers, begun, arguments.seconds)
+    _say(begun, f"{len(table.times)} times")
+
+
+def _fused(blocks: list[Block], table: Table) -> None:
+    """Every region in every configuration."""
+    for block in blocks:
+        for region in BlockSpace(block, Ledger(table)).regions.values():
+            for config in table.configs(region):
+                table.fused(region, config)
+
+
+def _pieces(blocks: list[Block], table: Table, workers: ProcessPoolExecutor, begun: float, seconds: float) -> None:
+    """Every piece: all engines first, then their times."""
+    wanted: dict[str, tuple[float, int, Span]] = {}
+    for number, block in enumerate(blocks):
+        spans = possible_pieces(BlockSpace(block, Ledger(table)))
+        estimated = BlockSpace(block, Ledger(Roofline()))
+        best, price = exhaustive(estimated)[0], price_of_pieces(estimated)
+        for span in spans:
+            key = piece_key(Segment(block, *span))
+            if (key, "") not in table.times:
+                wanted[key] = min(wanted.get(key, (math.inf, 0, span)), (price[span] - best, number, span))
+    order = sorted(wanted.items(), key=lambda item: item[1])
+    built = {key: workers.submit(_build, number, span) for key, (_, number, span) in order}
+    _say(begun, f"{len(built)} pieces to build")
+    for key, data, taken in _engines(built, begun, seconds):
+        start = time.monotonic()
+        try:
+            us, problem = engine_us(data), ""
+        except StofError as error:
+            us, problem = math.inf, str(error)
+        table.keep((key, ""), Measurement(us, taken + time.monotonic() - start, taken, problem))
+
+
+def _engines(
+    built: dict[str, Future[tuple[bytes, float]]], begun: float, seconds: float
+) -> Iterator[tuple[str, bytes, float]]:
+    """What is built when all is or time is up, with the seconds that it took."""
+    while not all(future.done() for future in built.values()):
+        if time.monotonic() - begun > seconds:
+            for future in built.values():
+                future.cancel()
+            break
+        time.sleep(0.1)
+    made = [(key, future) for key, future in built.items() if not future.cancelled()]
+    results = [(key, *future.result()) for key, future in made]  # those that run are waited for
+    _say(begun, f"{len(results)} of {len(built)} engines built in {sum(r[2] for r in results):.0f} s of processes")
+    yield from results
+
+
+def _open(model: Path, precision: str) -> None:
+    global _worker
+    _worker = model_blocks(model), gpu_timer(EngineWishes(precision=precision))
+
+
+def _ready() -> None:
+    time.sleep(0.5)  # so that each process takes one
+
+
+def _build(number: int, span: Span) -> tuple[bytes, float]:
+    blocks, timer = _worker
+    start = time.monotonic()
+    data = timer.build(piece_model(Segment(blocks[number], *span)))
+    return data, time.monotonic() - start
+
+
+def _say(begun: float, text: str) -> None:
+    print(f"[{time.monotonic() - begun:5.1f} s] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
