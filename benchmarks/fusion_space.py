@@ -27,7 +27,7 @@ from stof_onnx.fusion.search import Measurement
 from stof_onnx.fusion.search.cost import BlockSpace
 from stof_onnx.fusion.search.ledger import Ledger
 from stof_onnx.fusion.search.roofline import Roofline
-from stof_onnx.fusion.segment import Segment
+from stof_onnx.fusion.segment import Segment, block_hash
 from stof_onnx.fusion.sequence import Block
 from stof_onnx.options import EngineWishes
 from stof_onnx.trt.region_timer import GpuTimer, engine_us, gpu_timer
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fusion_space.jsonl"))
     arguments = parser.parse_args()
     begun = time.monotonic()
-    blocks = model_blocks(arguments.model)
+    blocks = _kinds(arguments.model)
     with ProcessPoolExecutor(
         arguments.jobs, get_context("spawn"), _open, (arguments.model, arguments.precision)
     ) as workers:
@@ -59,13 +59,21 @@ def main() -> None:
         table = known.get(timer.name, Table(timer.name))
         table.timer, table.file = timer, arguments.out
         _say(begun, f"{timer.name}: {len(table.times)} times known")
+        order = _order(blocks, table)
+        _say(begun, f"{len(order)} pieces to build")
         for future in warm:
             future.result()
-        _say(begun, "workers ready")
         _fused(blocks, table)
         _say(begun, f"{len(table.times)} times with all regions")
-        _pieces(blocks, table, workers, begun, arguments.seconds)
+        built = {key: workers.submit(_build, number, span) for key, number, span in order}
+        for key, data, taken in _engines(built, begun, arguments.seconds):
+            _piece(table, key, data, taken)
     _say(begun, f"{len(table.times)} times")
+
+
+def _kinds(model: Path) -> list[Block]:
+    """Its distinct blocks."""
+    return list({block_hash(block): block for block in model_blocks(model)}.values())
 
 
 def _fused(blocks: list[Block], table: Table) -> None:
@@ -76,27 +84,26 @@ def _fused(blocks: list[Block], table: Table) -> None:
                 table.fused(region, config)
 
 
-def _pieces(blocks: list[Block], table: Table, workers: ProcessPoolExecutor, begun: float, seconds: float) -> None:
-    """Every piece: all engines first, then their times."""
+def _order(blocks: list[Block], table: Table) -> list[tuple[str, int, Span]]:
+    """The pieces without a time by key, each with a block and a span: those that cost least beyond the best first."""
     wanted: dict[str, tuple[float, int, Span]] = {}
     for number, block in enumerate(blocks):
-        spans = possible_pieces(BlockSpace(block, Ledger(table)))
         estimated = BlockSpace(block, Ledger(Roofline()))
         best, price = exhaustive(estimated)[0], price_of_pieces(estimated)
-        for span in spans:
+        for span in possible_pieces(estimated):
             key = piece_key(Segment(block, *span))
             if (key, "") not in table.times:
                 wanted[key] = min(wanted.get(key, (math.inf, 0, span)), (price[span] - best, number, span))
-    order = sorted(wanted.items(), key=lambda item: item[1])
-    built = {key: workers.submit(_build, number, span) for key, (_, number, span) in order}
-    _say(begun, f"{len(built)} pieces to build")
-    for key, data, taken in _engines(built, begun, seconds):
-        start = time.monotonic()
-        try:
-            us, problem = engine_us(data), ""
-        except StofError as error:
-            us, problem = math.inf, str(error)
-        table.keep((key, ""), Measurement(us, taken + time.monotonic() - start, taken, problem))
+    return [(key, number, span) for key, (_, number, span) in sorted(wanted.items(), key=lambda item: item[1])]
+
+
+def _piece(table: Table, key: str, data: bytes, taken: float) -> None:
+    start = time.monotonic()
+    try:
+        us, problem = engine_us(data), ""
+    except StofError as error:
+        us, problem = math.inf, str(error)
+    table.keep((key, ""), Measurement(us, taken + time.monotonic() - start, taken, problem))
 
 
 def _engines(
@@ -117,7 +124,7 @@ def _engines(
 
 def _open(model: Path, precision: str) -> None:
     global _worker
-    _worker = model_blocks(model), gpu_timer(EngineWishes(precision=precision))
+    _worker = _kinds(model), gpu_timer(EngineWishes(precision=precision))
 
 
 def _ready() -> None:
