@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -36,6 +35,7 @@ from benchmarks.fusion_bench.baselines import exhaustive, possible_pieces, price
 from benchmarks.fusion_bench.models import model_blocks
 from benchmarks.fusion_bench.table import Table, read_tables
 
+Built = tuple[bytes, float, str]  # an engine, the seconds that it took, and why there is none
 _worker: tuple[list[Block], GpuTimer]
 
 
@@ -66,8 +66,8 @@ def main() -> None:
         _fused(blocks, table)
         _say(begun, f"{len(table.times)} times with all regions")
         built = {key: workers.submit(_build, number, span) for key, number, span in order}
-        for key, data, taken in _engines(built, begun, arguments.seconds):
-            _piece(table, key, data, taken)
+        for key, (data, taken, problem) in _engines(built, begun, arguments.seconds).items():
+            _piece(table, key, data, taken, problem)
     _say(begun, f"{len(table.times)} times")
 
 
@@ -97,29 +97,26 @@ def _order(blocks: list[Block], table: Table) -> list[tuple[str, int, Span]]:
     return [(key, number, span) for key, (_, number, span) in sorted(wanted.items(), key=lambda item: item[1])]
 
 
-def _piece(table: Table, key: str, data: bytes, taken: float) -> None:
+def _piece(table: Table, key: str, data: bytes, taken: float, problem: str) -> None:
     start = time.monotonic()
     try:
-        us, problem = engine_us(data), ""
+        us = engine_us(data) if data else math.inf
     except StofError as error:
         us, problem = math.inf, str(error)
     table.keep((key, ""), Measurement(us, taken + time.monotonic() - start, taken, problem))
 
 
-def _engines(
-    built: dict[str, Future[tuple[bytes, float]]], begun: float, seconds: float
-) -> Iterator[tuple[str, bytes, float]]:
-    """What is built when all is or time is up, with the seconds that it took."""
+def _engines(built: dict[str, Future[Built]], begun: float, seconds: float) -> dict[str, Built]:
+    """What is built when all is or time is up."""
     while not all(future.done() for future in built.values()):
         if time.monotonic() - begun > seconds:
             for future in built.values():
                 future.cancel()
             break
         time.sleep(0.1)
-    made = [(key, future) for key, future in built.items() if not future.cancelled()]
-    results = [(key, *future.result()) for key, future in made]  # those that run are waited for
-    _say(begun, f"{len(results)} of {len(built)} engines built in {sum(r[2] for r in results):.0f} s of processes")
-    yield from results
+    made = {key: future.result() for key, future in built.items() if not future.cancelled()}  # waits for those that run
+    _say(begun, f"{len(made)} of {len(built)} engines built in {sum(m[1] for m in made.values()):.0f} s of processes")
+    return made
 
 
 def _open(model: Path, precision: str) -> None:
@@ -131,11 +128,14 @@ def _ready() -> None:
     time.sleep(0.5)  # so that each process takes one
 
 
-def _build(number: int, span: Span) -> tuple[bytes, float]:
+def _build(number: int, span: Span) -> Built:
     blocks, timer = _worker
     start = time.monotonic()
-    data = timer.build(piece_model(Segment(blocks[number], *span)))
-    return data, time.monotonic() - start
+    try:
+        data, problem = timer.build(piece_model(Segment(blocks[number], *span))), ""
+    except StofError as error:
+        data, problem = b"", str(error)
+    return data, time.monotonic() - start, problem
 
 
 def _say(begun: float, text: str) -> None:
