@@ -120,7 +120,7 @@ def refer(case: Case, arguments: argparse.Namespace) -> list[dict[str, np.ndarra
     if not arguments.check:
         return []
     mask = make_mask(case.kind, case.seq)
-    return [_reference(case.spec(arguments.seed), mask, arguments.seed)(case.feeds(arguments.seed))]
+    return [reference(case.spec(arguments.seed), mask, arguments.seed)(case.feeds(arguments.seed))]
 
 
 def build_part(case: Case, part: str, arguments: argparse.Namespace) -> choose.Candidate:
@@ -208,17 +208,17 @@ def _settled(
     found = choose.Race(plain, stof)
     portable = case.folder(arguments) / "encoder.stof.onnx"
     choose.settle(found, portable, _options(case, arguments), [case.feeds(arguments.seed)], expected)
-    line = _line(case.kind, case.spec(arguments.seed), found, arguments) | {"plain_mask": owner.kind}
+    line = engine_line(case.kind, case.spec(arguments.seed), found, arguments) | {"plain_mask": owner.kind}
     if arguments.layers_table:
         for name, candidate in (("layers_us", stof), ("plain_layers_us", plain)):
             longest = sorted(candidate.layers.items(), key=lambda item: -item[1])[:14]
             line[name] = {n[:160]: round(t, 1) for n, t in longest if t > 0}
     if stof.engine is not None:
         stof.engine = BuiltEngine(b"", stof.engine.seconds)
-    return [line] if found.fused is None else [line, line | _fused(found, found.fused, arguments)]
+    return [line] if found.fused is None else [line, line | fused_line(found, found.fused, arguments)]
 
 
-def _fused(found: choose.Race, fused: choose.Candidate, arguments: argparse.Namespace) -> dict[str, object]:
+def fused_line(found: choose.Race, fused: choose.Candidate, arguments: argparse.Namespace) -> dict[str, object]:
     """What differs in the line of the engine with fused regions: `stof_ms` is its time, `attention_ms` that without."""
     plain, attention = found.plain.timing, found.stof.timing
     line: dict[str, object] = {
@@ -241,7 +241,7 @@ def _fused(found: choose.Race, fused: choose.Candidate, arguments: argparse.Name
     return line
 
 
-def _reference(spec: EncoderSpec, mask: np.ndarray, seed: int) -> choose.Reference:
+def reference(spec: EncoderSpec, mask: np.ndarray, seed: int) -> choose.Reference:
     """ONNX Runtime on the first batch entry (the others do not influence it); sampled rows of it where it is large."""
     if spec.heads * len(mask) ** 2 > _MOST_SCORES:
         rows = np.sort(np.random.default_rng(seed + 2).choice(len(mask), _SAMPLED, replace=False))
@@ -254,7 +254,7 @@ def _reference(spec: EncoderSpec, mask: np.ndarray, seed: int) -> choose.Referen
     return run
 
 
-def _line(kind: str, spec: EncoderSpec, found: choose.Race, arguments: argparse.Namespace) -> dict[str, object]:
+def engine_line(kind: str, spec: EncoderSpec, found: choose.Race, arguments: argparse.Namespace) -> dict[str, object]:
     plain, stof = found.plain, found.stof
     speedup = plain.timing.median / stof.timing.median if plain.timing and stof.timing else None
     assert stof.lowered is not None

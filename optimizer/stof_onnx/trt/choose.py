@@ -219,11 +219,12 @@ def settle(
     the model has any, and notes errors and problems.
 
     Args:
+        found: its fused engine may be built already.
         expected: outputs of each of `feeds`; none: the plain engine's.
     """
     with turns.alone():
-        for candidate in (found.plain, found.stof):
-            if candidate.timing is None:
+        for candidate in (found.plain, found.stof, found.fused):
+            if candidate is not None and candidate.timing is None:
                 _run(candidate, feeds)
     left = _to_leave(found)
     if left:
@@ -231,7 +232,7 @@ def settle(
             found.mixed = build_stof(portable, options, left)
         with turns.alone():
             _run(found.mixed, feeds)
-    if found.stof.lowered is not None and found.stof.lowered.has_regions:
+    if found.fused is None and found.stof.lowered is not None and found.stof.lowered.has_regions:
         mixed = found.mixed is not None and found.mixed.timing is not None and found.winner().kind == "mixed"
         with turns.building():
             found.fused = build_stof(portable, options, left if mixed else frozenset(), regions=True)

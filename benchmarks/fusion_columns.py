@@ -1,0 +1,310 @@
+"""Three columns in one sitting: TensorRT alone, with attentions replaced, and with fused regions too.
+
+    python -m benchmarks.fusion_columns window:16x2048 FOLDER/bert-bigbird-16x2048x2.onnx ... [--jobs 3] [--tune 60]
+
+A subject is an encoder (MASK:BxS, as in benchmarks.end_to_end; fp16 ends, as torch.compile's has) or a model that
+`benchmarks.real_models export` wrote. Its plan is the search's initial scheme, every usual subgraph as a region, so
+that no time of the GPU goes into it. All engines of a wave are built side by side, then timed with the GPU to
+themselves and compared with ONNX Runtime in float32 on the first batch entry. Two lines a subject go to `--out`,
+without fusion and with, as benchmarks.end_to_end describes them, `layers_us` always among it.
+
+`--tune` has the product's own search look for the first subject's plan afterwards, twice: from nothing, and from its
+plan cache. Each prints a JSON line: seconds, seconds of measuring and of building, measurements, engines, regions.
+"""
+
+from __future__ import annotations
+
+import _thread
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from stof_models.info import ExportInfo, info_path
+from stof_models.seeded import fill
+from stof_onnx import pipeline
+from stof_onnx.graph.read import read_proto
+from stof_onnx.options import DimRange, EngineWishes, FusionWishes, OptimizeOptions
+from stof_onnx.progress import Progress
+from stof_onnx.trt import choose, turns
+from stof_onnx.trt.build import BuildOptions, BuiltEngine
+from stof_onnx.trt.engine_step import find_plugin_library
+from stof_onnx.verify.session import Runner
+
+from benchmarks.encoder import EncoderSpec, build_encoder, make_mask
+from benchmarks.end_to_end import Case, engine_line, fused_line, reference
+from benchmarks.fusion_bench.initial_plan import initial_plan
+from benchmarks.real_models import twin
+
+PARTS = ("stof", "fused", "plain")
+_LAYERS, _HELPERS = 2, 5
+_SHOWN = ("model", "mask", "B", "S", "fusion", "plain_ms", "attention_ms", "stof_ms", "gain", "kept")
+_LAST_S = 12.0  # of the budget, for timing a wave
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model, by the text that names it, in the folder `work`."""
+
+    text: str
+    work: str
+    seed: int
+
+    @property
+    def exported(self) -> bool:
+        return self.text.endswith(".onnx")
+
+    @cached_property
+    def case(self) -> Case:
+        """Of an encoder."""
+        return Case.parse(self.text, _LAYERS)
+
+    @property
+    def name(self) -> str:
+        return Path(self.text).stem if self.exported else f"encoder-{self.text.replace(':', '-')}"
+
+    @property
+    def source(self) -> Path:
+        return Path(self.text) if self.exported else Path(self.work) / f"{self.name}.onnx"
+
+    @property
+    def portable(self) -> Path:
+        return Path(self.work) / f"{self.name}.stof.onnx"
+
+    @property
+    def plan(self) -> Path:
+        return Path(self.work) / f"{self.name}.plan.json"
+
+    def write(self) -> None:
+        """The model's file, with its weights."""
+        if self.exported:
+            fill(self.source)
+            fill(twin(self.source))
+        else:
+            onnx.save(build_encoder(self.case.spec(self.seed), make_mask(self.case.kind, self.case.seq)), self.source)
+
+    def feeds(self) -> dict[str, np.ndarray]:
+        if not self.exported:
+            return self.case.feeds(self.seed)
+        return ExportInfo.load(info_path(self.source)).random_inputs(np.random.default_rng(self.seed), padded=False)
+
+    def expected(self) -> dict[str, np.ndarray]:
+        """Outputs for the first batch entry."""
+        feeds = self.feeds()
+        if not self.exported:
+            return reference(self.case.spec(self.seed), make_mask(self.case.kind, self.case.seq), self.seed)(feeds)
+        small = twin(self.source)
+        return Runner(read_proto(small), small.parent).run({name: a[:1] for name, a in feeds.items()})
+
+    def facts(self) -> tuple[str, str, EncoderSpec]:
+        """Model, mask, and sizes, for the line."""
+        if not self.exported:
+            return "encoder-768", self.case.kind, self.case.spec(self.seed)
+        info = ExportInfo.load(info_path(self.source))
+        site, batch = info.sites[0], next(iter(self.feeds().values())).shape[0]
+        mask = site.mask.kind if site.mask is not None else "none"
+        return self.name.rpartition("-")[0], mask, EncoderSpec(len(info.sites), 768, 12, batch, int(site.seq_q))
+
+
+def prepare(subject: Subject) -> str:
+    """Writes the model, its plan and its optimized file. Sees no GPU; says what came of it."""
+    subject.write()
+    wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False))
+    pipeline.optimize(subject.source, subject.portable, wishes, Progress())
+    initial_plan(subject.portable).write(subject.plan)
+    report = pipeline.optimize(
+        subject.source, subject.portable, replace(wishes, fusion=FusionWishes(plan=subject.plan)), Progress()
+    )
+    assert report.fusion is not None
+    return f"{report.replaced} attentions, {len(report.fusion.applied)} regions {report.fusion.reason}"
+
+
+def refer(subject: Subject, prepared: str) -> list[dict[str, np.ndarray]]:
+    """The reference outputs of a prepared subject. Sees no GPU."""
+    return [subject.expected()]
+
+
+def build_part(subject: Subject, part: str) -> choose.Candidate:
+    """One of the three engines. Runs in a process that has the GPU."""
+    options = options_of(subject)
+    with turns.building():
+        if part == "plain":
+            return choose.build_plain(subject.source, options)
+        return choose.build_stof(subject.portable, options, regions=part == "fused")
+
+
+def options_of(subject: Subject) -> BuildOptions:
+    """For engines at the model's own sizes; the plugin library stays outside."""
+    graph = onnx.load(str(subject.source), load_external_data=False).graph
+    given = {t.name for t in graph.initializer}
+    sizes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input if i.name not in given}
+    profile = {name: tuple(DimRange(n, n, n) for n in shape) for name, shape in sizes.items()}
+    return BuildOptions("fp16", profile, find_plugin_library(), embed=False, half_io=not subject.exported)
+
+
+@dataclass
+class Sitting:
+    """The engines of all subjects, in waves. `deadline`: of time.monotonic()."""
+
+    builders: Executor
+    helpers: Executor
+    deadline: float
+    prepared: dict[Subject, Future[str]] = field(default_factory=dict)
+    expected: dict[Subject, Future[list[dict[str, np.ndarray]]]] = field(default_factory=dict)
+    engines: dict[tuple[Subject, str], Future[choose.Candidate]] = field(default_factory=dict)
+
+    def ahead(self, subjects: Sequence[Subject]) -> None:
+        """Has all models written and optimized."""
+        for subject in subjects:
+            self.prepared[subject] = self.helpers.submit(prepare, subject)
+
+    def order(self, subjects: Sequence[Subject], plain: Sequence[Subject]) -> None:
+        """Has the engines of a wave built, of those in `plain` the plain one too: last, for it takes longest."""
+        ready = [subject for subject in subjects if self._worked(subject, self.prepared[subject])]
+        for subject in ready:
+            self.expected[subject] = self.helpers.submit(refer, subject, self.prepared[subject].result())
+        wanted = [(s, p) for s in ready for p in PARTS if p != "plain" or s in plain]
+        for subject, part in sorted(wanted, key=lambda item: item[1] == "plain"):
+            self.engines[subject, part] = self.builders.submit(build_part, subject, part)
+
+    def lines(self, subjects: Sequence[Subject]) -> Iterator[dict[str, Any]]:
+        """The lines of a wave, when its engines are built or the time is up."""
+        mine = [future for (subject, _), future in self.engines.items() if subject in subjects]
+        wait(mine, max(0.0, self.deadline - _LAST_S - time.monotonic()))
+        for future in mine:
+            future.cancel()
+        for subject in subjects:
+            ordered = {p: self.engines[subject, p] for p in PARTS if (subject, p) in self.engines}
+            built = {p: f for p, f in ordered.items() if f.done() and not f.cancelled()}
+            done = {p: f.result() for p, f in built.items() if self._worked(subject, f)}
+            if "stof" in done:
+                yield from settled(subject, done, self.expected[subject].result())
+
+    @staticmethod
+    def _worked(subject: Subject, future: Future[Any]) -> bool:
+        if error := future.exception():
+            print(f"{subject.name} FAILED: {type(error).__name__}: {error}", flush=True)
+        return error is None
+
+
+def settled(
+    subject: Subject, built: dict[str, choose.Candidate], expected: list[dict[str, np.ndarray]]
+) -> Iterator[dict[str, Any]]:
+    """Times what was built; the line without fusion and the one with."""
+    model, mask, spec = subject.facts()
+    nothing = choose.Candidate("fused", problem="not built: out of time")
+    plain = built.get("plain", choose.Candidate("plain", problem="not built: out of time"))
+    found = choose.Race(plain, built["stof"], fused=built.get("fused", nothing))
+    choose.settle(found, subject.portable, options_of(subject), [subject.feeds()], expected)
+    about = argparse.Namespace(precision="fp16", embed=False, half_io=not subject.exported, layers_table=True)
+    line = engine_line(mask, spec, found, about) | {"model": model}
+    layers = {name: _longest(candidate) for name, candidate in (("layers_us", found.stof), ("plain_layers_us", plain))}
+    yield line | layers
+    if found.fused is not None and found.fused.timing is not None:
+        yield line | fused_line(found, found.fused, about)
+    else:
+        print(f"{subject.name}: no fused engine: {found.fused and found.fused.problem}", flush=True)
+    for candidate in found.candidates:
+        if candidate.engine is not None:
+            candidate.engine = BuiltEngine(b"", candidate.engine.seconds)
+
+
+def _longest(candidate: choose.Candidate) -> dict[str, float]:
+    return {name[:160]: round(us, 1) for name, us in candidate.longest_layers(30) if us > 0}
+
+
+def tune(subject: Subject, budget: float, wall: float) -> dict[str, Any]:
+    """The product's search by times of the GPU, as if Ctrl-C were hit after `wall` seconds. In a builder's process."""
+    alarm = threading.Timer(wall, _thread.interrupt_main)
+    alarm.daemon = True
+    alarm.start()
+    begun, path = time.monotonic(), subject.plan.with_name(f"{subject.name}.tuned.json")
+    wishes = OptimizeOptions(
+        verify=False, engine=EngineWishes(wanted=False), fusion=FusionWishes(tune=True, budget=budget, plan=path)
+    )
+    report = pipeline.optimize(subject.source, path.with_suffix(".onnx"), wishes, Progress())
+    alarm.cancel()
+    assert report.fusion is not None and report.fusion.plan is not None
+    plan = report.fusion.plan
+    counts = {n: getattr(plan, n) for n in ("samples", "builds", "cached", "seconds", "build_seconds", "complete")}
+    regions = [
+        [r.template, r.config, "+".join(r.operators), r.fused_us, r.left_us, r.kept, r.reason]
+        for block in plan.blocks.values()
+        for r in block.regions
+    ]
+    took = {"command_s": time.monotonic() - begun, "fusion_s": report.timings.get("fusion")}
+    return {"subject": subject.name, "timer": plan.timer} | took | counts | {"regions": regions}
+
+
+def _hidden() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _logged() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
+
+
+def main() -> None:
+    """Runs the waves; every line is written at once."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("subjects", nargs="+", metavar="MASK:BxS|MODEL.onnx")
+    parser.add_argument("--waves", type=int, nargs="+", default=[], help="sizes of the first waves; the rest is one")
+    parser.add_argument("--jobs", type=int, default=3, help="engines built side by side")
+    parser.add_argument("--plain", type=int, metavar="N", help="plain engines of the first N subjects only")
+    parser.add_argument("--budget", type=float, default=1e9, metavar="SECONDS", help="no engine is waited for longer")
+    parser.add_argument("--tune", type=float, metavar="SECONDS", help="search the first subject's plan as well")
+    parser.add_argument("--tune-wall", type=float, default=1e6, metavar="SECONDS", help="interrupt that search then")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
+    arguments = parser.parse_args()
+    _logged()
+    begun, context = time.monotonic(), multiprocessing.get_context("spawn")  # a forked process can not use CUDA
+    with (
+        tempfile.TemporaryDirectory() as work,
+        ProcessPoolExecutor(arguments.jobs, context, _logged) as builders,
+        ProcessPoolExecutor(_HELPERS, context, _hidden) as helpers,
+    ):
+        subjects = [Subject(text, work, arguments.seed) for text in arguments.subjects]
+        sitting = Sitting(builders, helpers, begun + arguments.budget)
+        sitting.ahead(subjects)
+        for wave in _waves(subjects, arguments.waves):
+            first = subjects if arguments.plain is None else subjects[: arguments.plain]
+            sitting.order(wave, first)
+            for line in sitting.lines(wave):
+                shown = ", ".join(f"{name} {line.get(name)}" for name in _SHOWN)
+                print(f"[{time.monotonic() - begun:6.1f} s] {shown}", flush=True)
+                _append(arguments.out, line)
+        for run in ("from nothing", "from the cache") if arguments.tune else ():
+            line = builders.submit(tune, subjects[0], arguments.tune, arguments.tune_wall).result()
+            print(json.dumps({"search": run} | line), flush=True)
+        print(f"[{time.monotonic() - begun:6.1f} s] done", flush=True)
+
+
+def _waves(subjects: Sequence[Subject], sizes: Sequence[int]) -> Iterator[list[Subject]]:
+    left = list(subjects)
+    for size in [*sizes, len(left)]:
+        if left:
+            yield left[:size]
+            left = left[size:]
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
