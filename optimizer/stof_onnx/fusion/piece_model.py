@@ -120,7 +120,8 @@ class _Piece:
         for i, operator in enumerate(self.piece.operators):
             node = self._node(operator.node)
             names |= {name: f"t{i}.{j}" for j, name in enumerate(node.output) if name}
-            attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+            timed = [a for a in node.attribute if a.name != "epsilon"]  # no time depends on it
+            attributes = sorted(a.SerializeToString(deterministic=True) for a in timed)
             wiring = [names.get(name, name) for name in (*node.input, *node.output)]
             digest.update(repr((node.domain, node.op_type, attributes, wiring)).encode())
         digest.update(repr([names[name] for name in self.piece.outputs]).encode())

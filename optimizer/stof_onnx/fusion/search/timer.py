@@ -19,11 +19,11 @@ class Region:
 
     @property
     def key(self) -> str:
-        """What its time depends on: equal ones are timed once, also of different models."""
+        """What its time depends on, which no epsilon does: equal ones are timed once, also of different models."""
         i = self.instance
         if i.template == "chain":
             return self.segment.hash
-        attributes = " ".join(f"{name}={value}" for name, value in sorted(i.attributes.items()))
+        attributes = " ".join(f"{name}={value}" for name, value in sorted(i.attributes.items()) if name != "epsilon")
         return f"{i.template} {attributes} {i.rows}x{i.width}x{i.depth} {i.dtype}"
 
 
