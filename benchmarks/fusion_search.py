@@ -1,14 +1,18 @@
 """The two-stage search beside exhaustive and random search over the same space.
 
-    python -m benchmarks.fusion_search MODEL.stof.onnx ... [--timer roofline|gpu] [--out FILE]
+    python -m benchmarks.fusion_search MODEL.stof.onnx ... [--table FILE | --timer gpu] [--out FILE]
 
-Exhaustive search times every region in every configuration and every piece that TensorRT could keep. Its table of
-times is then what the others are asked on, so that all see the same times: the two-stage search once a seed, random
-search with as many measurements as the two-stage search of that seed made. MODEL is an optimized model without
-regions. One JSON line a kind of block and search:
+MODEL is an optimized model without regions. All see the same times: those of a table that benchmarks/fusion_space.py
+measured on a GPU (one comparison for each timer in it that knows the model), else the analytic estimates, else those
+that exhaustive search takes on this machine's GPU (`--timer gpu`). Exhaustive search times every region in every
+configuration and every piece that TensorRT could keep. The two-stage search runs once a seed, as `optimize
+--tune-budget` does, with the estimates as its guide; random search makes as many measurements as the two-stage search
+of that seed, and then goes on until it is within 2 %. One JSON line a search:
 
-    date, commit, timer, model, block (hash), operators, search, seed, measurements, us, over_best (us / best),
-    seconds and build_seconds (exhaustive only), regions ([start, stop, template, configuration] of the choice)
+    date, commit, timer, model, search, seed, blocks (kinds), operators, measurements (distinct times asked for),
+    seconds and build_seconds (that those took when they were measured), us (of all blocks), bare_us (without regions),
+    over_best (us / best), within (random: measurements until 2 % over the best, null where it never got there),
+    regions (of each kind of block: [start, stop, template, configuration])
 """
 
 from __future__ import annotations
@@ -19,104 +23,120 @@ import json
 import os
 import random
 import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stof_onnx.fusion.scheme import Span
-from stof_onnx.fusion.search import Region, Timer
-from stof_onnx.fusion.search.cost import BlockSpace
+from stof_onnx.errors import StofError
+from stof_onnx.fusion.search import Timer
 from stof_onnx.fusion.search.ledger import Ledger
 from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.fusion.search.run import SearchOptions, search
-from stof_onnx.fusion.segment import block_hash
 from stof_onnx.fusion.sequence import Block
 from stof_onnx.options import EngineWishes
 
-from benchmarks.fusion_bench.baselines import exhaustive, random_search
+from benchmarks.fusion_bench.baselines import Choice, RandomSearch, exhaustive, spaces_of, total_of
 from benchmarks.fusion_bench.models import model_blocks
-from benchmarks.fusion_bench.table import Table
+from benchmarks.fusion_bench.table import Table, read_tables
 
 SEEDS = range(5)
+WITHIN = 1.02
 
 
-def compare(block: Block, table: Table, precision: str, guide: Timer | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of one block."""
-    begun, known = time.monotonic(), len(table.times)
-    space = BlockSpace(block, Ledger(table))
-    best, choice = exhaustive(space)
-    made = list(table.times.values())[known:]
-    spent = {
-        "seconds": round(time.monotonic() - begun, 2),
-        "build_seconds": round(sum(m.build_seconds for m in made), 2),
-    }
-    yield _line("exhaustive", None, space, best, choice, best) | spent
+def compare(
+    blocks: Sequence[Block], table: Table, precision: str, guide: Timer | None = None
+) -> Iterator[dict[str, Any]]:
+    """The lines of one model."""
+    ledger = Ledger(table)
+    spaces = spaces_of(blocks, ledger)
+    choices = {key: exhaustive(space)[1] for key, space in spaces.items()}
+    best = total_of(spaces, choices)
+    yield _line("exhaustive", None, blocks, ledger, choices, best)
     for seed in SEEDS:
-        plan = search([block], table, precision, SearchOptions(seed=seed), guide=guide)
-        planned = plan.blocks.get(block_hash(block))
-        kept = {(r.start, r.stop): r for r in planned.regions if r.kept} if planned else {}
-        ledger = Ledger(table)
-        mine = BlockSpace(block, ledger)
-        for span, region in kept.items():
-            ledger.fused(mine.regions[span], region.config)
-        choice = {span: mine.regions[span] for span in kept}
-        line = _line("two-stage", seed, mine, mine.total(choice), choice, best)
-        yield line | {"measurements": plan.samples}
-        drawn = BlockSpace(block, Ledger(table))
-        us, found = random_search(drawn, plan.samples, random.Random(seed))
-        yield _line("random", seed, drawn, us, found, best)
+        plan = search(blocks, table, precision, SearchOptions(seed=seed), guide=guide)
+        mine = Ledger(table)  # with the times of the plan's configurations only
+        spaces = spaces_of(blocks, mine)
+        choices = {key: {} for key in spaces}
+        for key, planned in plan.blocks.items():
+            for region in (r for r in planned.regions if r.kept):
+                span = region.start, region.stop
+                choices[key][span] = spaces[key].regions[span]
+                mine.fused(choices[key][span], region.config)
+        spent = {"measurements": plan.samples, "seconds": plan.seconds, "build_seconds": plan.build_seconds}
+        yield _line("two-stage", seed, blocks, mine, choices, best) | spent
+        drawn = RandomSearch(spaces_of(blocks, Ledger(table)), random.Random(seed))
+        drawn.run(plan.samples)
+        line = _line("random", seed, blocks, drawn.ledger, drawn.choices, best)
+        drawn.run(len(ledger.times), WITHIN * best)
+        yield line | {"within": drawn.ledger.samples if drawn.total <= WITHIN * best else None}
 
 
 def _line(
-    name: str, seed: int | None, space: BlockSpace, us: float, choice: dict[Span, Region], best: float
+    name: str, seed: int | None, blocks: Sequence[Block], ledger: Ledger, choices: dict[str, Choice], best: float
 ) -> dict[str, Any]:
-    regions = [[*span, r.instance.template, space.ledger.best(r)[1]] for span, r in sorted(choice.items())]
-    return {
+    line = {
         "search": name,
         "seed": seed,
-        "measurements": space.ledger.samples,
-        "us": round(us, 2),
-        "over_best": round(us / best, 4) if best else None,
-        "regions": regions,
+        "blocks": len(choices),
+        "operators": sum(map(len, blocks)),
+        "measurements": ledger.samples,
+        "seconds": round(ledger.seconds, 3),
+        "build_seconds": round(ledger.build_seconds, 3),
     }
+    spaces = spaces_of(blocks, ledger)
+    us = total_of(spaces, choices)
+    found = {
+        key: [[*span, r.instance.template, ledger.best(r)[1]] for span, r in sorted(choice.items())]
+        for key, choice in choices.items()
+    }
+    bare = total_of(spaces, {})
+    return line | {"us": round(us, 2), "bare_us": round(bare, 2), "over_best": round(us / best, 4), "regions": found}
 
 
-def _timer(arguments: argparse.Namespace) -> Timer:
-    if arguments.timer == "roofline":
-        return Roofline(arguments.precision)
-    from stof_onnx.trt.region_timer import gpu_timer
+def _tables(arguments: argparse.Namespace, blocks: Sequence[Block]) -> list[Table]:
+    """What the comparison of a model is made on."""
+    if arguments.timer == "gpu":
+        from stof_onnx.trt.region_timer import gpu_timer
 
-    return gpu_timer(EngineWishes(precision=arguments.precision, timing_cache=arguments.timing_cache))
+        timer: Timer = gpu_timer(EngineWishes(precision=arguments.precision, timing_cache=arguments.timing_cache))
+        return [Table(timer.name, timer)]
+    if arguments.table is None:
+        timer = Roofline(arguments.precision)
+        return [Table(timer.name, timer)]
+    return [table for table in read_tables(arguments.table).values() if _complete(table, blocks)]
+
+
+def _complete(table: Table, blocks: Sequence[Block]) -> bool:
+    """Whether a table has every time of the space of these blocks."""
+    try:
+        for space in spaces_of(blocks, Ledger(table)).values():
+            exhaustive(space)
+    except StofError as missing:
+        print(f"left out: {missing}", flush=True)
+        return False
+    return True
 
 
 def main() -> None:
-    """Appends the lines of every kind of block that has regions."""
+    """Appends the lines of every model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--table", type=Path, help="times of benchmarks/fusion_space.py")
     parser.add_argument("--timer", choices=("roofline", "gpu"), default="roofline")
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--timing-cache", type=Path)
-    parser.add_argument("--largest", action="store_true", help="only the block with most operators of each model")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fusion_search.jsonl"))
     arguments = parser.parse_args()
-    timer = _timer(arguments)
-    table = Table(timer.name, timer)
     commit = os.environ.get("STOF_COMMIT") or _commit()
     for path in arguments.models:
-        blocks = {block_hash(block): block for block in model_blocks(path)}
-        if arguments.largest:
-            blocks = dict([max(blocks.items(), key=lambda item: len(item[1]))])
-        for key, block in blocks.items():
-            if not BlockSpace(block, Ledger(table)).regions:
-                continue
-            for line in compare(block, table, arguments.precision, Roofline(arguments.precision)):
+        blocks = model_blocks(path)
+        for table in _tables(arguments, blocks):
+            for line in compare(blocks, table, arguments.precision, Roofline(arguments.precision)):
                 now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
                 about = {"date": now, "commit": commit, "timer": table.name, "model": path.name.partition(".")[0]}
-                line = about | {"block": key, "operators": len(block)} | line
-                print(json.dumps(line), flush=True)
+                print(json.dumps({k: v for k, v in line.items() if k != "regions"}), flush=True)
                 with arguments.out.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                    file.write(json.dumps(about | line) + "\n")
 
 
 def _commit() -> str:

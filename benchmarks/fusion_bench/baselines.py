@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from stof_onnx.fusion.scheme import Span
 from stof_onnx.fusion.search.cost import BlockSpace
 from stof_onnx.fusion.search.ledger import Ledger
+from stof_onnx.fusion.search.paths import best_choice
 from stof_onnx.fusion.search.timer import Region
+from stof_onnx.fusion.segment import block_hash
+from stof_onnx.fusion.sequence import Block
 
 Choice = dict[Span, Region]
+Best = tuple[float, tuple[Span, ...]]
 
 
 def exhaustive(space: BlockSpace) -> tuple[float, Choice]:
@@ -38,29 +44,9 @@ def price_of_pieces(space: BlockSpace) -> dict[Span, float]:
     return found
 
 
-def _best(
-    space: BlockSpace, low: int, high: int, region_first: bool = False, region_last: bool = False
-) -> tuple[float, tuple[Span, ...]]:
-    """The best choice for the operators low to high - 1, which begins or ends with a region where that is asked for."""
-    starts = sorted({start for start, _ in space.regions})
-
-    @cache
-    def best(at: int, region_next: bool) -> tuple[float, tuple[Span, ...]]:
-        """From operator `at` on; a piece that TensorRT keeps is followed by a region, or by nothing."""
-        if at == high:
-            return 0.0, ()
-        found = []
-        for (start, stop), region in space.regions.items():
-            if start == at and stop <= high:
-                rest, spans = best(stop, False)
-                found.append((_fused(space.ledger, region) + rest, ((start, stop), *spans)))
-        ends = [s for s in starts if at < s < high] + ([] if region_last else [high])
-        for stop in () if region_next else ends:
-            rest, spans = best(stop, stop != high)
-            found.append((space.piece_us((at, stop)) + rest, spans))
-        return min(found, default=(float("inf"), ()))
-
-    return best(low, region_first)
+def _best(space: BlockSpace, low: int, high: int, region_first: bool = False, region_last: bool = False) -> Best:
+    regions = {span: _fused(space.ledger, region) for span, region in space.regions.items()}
+    return best_choice(regions, space.piece_us, low, high, region_first, region_last)
 
 
 def _fused(ledger: Ledger, region: Region) -> float:
@@ -69,19 +55,53 @@ def _fused(ledger: Ledger, region: Region) -> float:
     return ledger.best(region)[0]
 
 
-def random_search(space: BlockSpace, measurements: int, rng: random.Random) -> tuple[float, Choice]:
-    """The best of random choices with random configurations, until so many measurements are made."""
-    best: tuple[float, Choice] = (space.total({}), {})
-    tries = 0
-    while space.ledger.samples < measurements and tries < 100 * measurements:
-        tries += 1
-        choice: Choice = {}
-        for span in rng.sample(list(space.regions), len(space.regions)):
-            if rng.random() < 0.5 and not any(s[0] < span[1] and s[1] > span[0] for s in choice):
+def spaces_of(blocks: Sequence[Block], ledger: Ledger) -> dict[str, BlockSpace]:
+    """The distinct blocks of a model that have regions, by hash."""
+    counts = Counter(block_hash(block) for block in blocks)
+    kinds = {block_hash(block): block for block in blocks}
+    spaces = {key: BlockSpace(block, ledger, counts[key]) for key, block in kinds.items()}
+    return {key: space for key, space in spaces.items() if space.regions}
+
+
+def total_of(spaces: Mapping[str, BlockSpace], choices: Mapping[str, Choice]) -> float:
+    """Microseconds of all blocks of a model."""
+    return sum(space.count * space.total(choices.get(key, {})) for key, space in spaces.items())
+
+
+class RandomSearch:
+    """The best of random choices with random configurations, for one kind of block after the other.
+
+    Attributes:
+        ledger: with the times so far.
+        choices: the best so far.
+    """
+
+    def __init__(self, spaces: Mapping[str, BlockSpace], rng: random.Random) -> None:
+        self.spaces, self.rng = spaces, rng
+        self.ledger = next(iter(spaces.values())).ledger
+        self.choices: dict[str, Choice] = {key: {} for key in spaces}
+        self._best = {key: space.total({}) for key, space in spaces.items()}
+        self._turn = cycle(spaces)
+
+    @property
+    def total(self) -> float:
+        """Microseconds of the best so far."""
+        return sum(space.count * self._best[key] for key, space in self.spaces.items())
+
+    def run(self, measurements: int, enough: float = 0.0) -> None:
+        """Goes on until so many measurements are made, or until `total` is `enough`."""
+        for _ in range(100 * measurements):
+            if self.ledger.samples >= measurements or self.total <= enough:
+                return
+            self._draw(next(self._turn))
+
+    def _draw(self, key: str) -> None:
+        space, choice = self.spaces[key], Choice()
+        for span in self.rng.sample(list(space.regions), len(space.regions)):
+            if self.rng.random() < 0.5 and not any(s[0] < span[1] and s[1] > span[0] for s in choice):
                 choice[span] = space.regions[span]
         for region in choice.values():
-            space.ledger.fused(region, rng.choice(list(space.ledger.configs(region))))
+            self.ledger.fused(region, self.rng.choice(list(self.ledger.configs(region))))
         total = space.total(choice)
-        if total < best[0]:
-            best = total, choice
-    return best
+        if total < self._best[key]:
+            self._best[key], self.choices[key] = total, choice

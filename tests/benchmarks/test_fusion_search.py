@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from itertools import chain, combinations
+from pathlib import Path
 
+import pytest
+from stof_onnx.errors import StofError
+from stof_onnx.fusion.piece_model import piece_key
 from stof_onnx.fusion.search.cost import BlockSpace
 from stof_onnx.fusion.search.ledger import Ledger
 
-from benchmarks.fusion_bench.baselines import exhaustive
-from benchmarks.fusion_search import Table, compare
+from benchmarks.fusion_bench.baselines import exhaustive, possible_pieces, price_of_pieces
+from benchmarks.fusion_bench.table import Table, read_tables
+from benchmarks.fusion_search import compare
 from tests.fusion.synthetic import Synthetic, layer_block
 
 
@@ -28,12 +33,41 @@ def test_exhaustive_search_is_exhaustive() -> None:
 
 def test_all_searches_see_the_same_times() -> None:
     timer = Synthetic(1)
-    lines = list(compare(layer_block(), Table(timer), "fp16"))
+    blocks = [layer_block(), layer_block(width=64), layer_block()]
+    lines = list(compare(blocks, Table(timer.name, timer), "fp16"))
     assert max(timer.asked.values()) == 1, "nothing is measured twice"
     assert [line["search"] for line in lines] == ["exhaustive", *["two-stage", "random"] * 5]
     assert all(line["over_best"] >= 1.0 for line in lines)
-    everything = lines[0]["measurements"]
+    everything = lines[0]
+    assert everything["measurements"] == len(timer.asked) and everything["blocks"] == 2
+    assert everything["seconds"] == pytest.approx(timer.seconds * len(timer.asked))
     for two, drawn in zip(lines[1::2], lines[2::2], strict=True):
-        assert two["measurements"] < everything and two["seed"] == drawn["seed"]
+        assert two["measurements"] < everything["measurements"] and two["seed"] == drawn["seed"]
         assert two["over_best"] < 1.05
+        assert drawn["within"] is None or drawn["within"] >= 2
     json.dumps(lines)
+
+
+def test_a_table_is_replayed_as_it_was_measured(tmp_path: Path) -> None:
+    """Without the timer, the same lines again; a table that lacks a time says which."""
+    block, file = layer_block(), tmp_path / "times.jsonl"
+    timer = Synthetic(1)
+    lines = list(compare([block], Table(timer.name, timer, file=file), "fp16"))
+    (table,) = read_tables(file).values()
+    assert table.timer is None and len(table.times) == len(timer.asked)
+    again = list(compare([block], table, "fp16"))
+    assert again[0]["regions"] == lines[0]["regions"] and again[1]["measurements"] == lines[1]["measurements"]
+    file.write_text("".join(file.read_text().splitlines(True)[:-1]))
+    (part,) = read_tables(file).values()
+    with pytest.raises(StofError, match="no time of"):
+        list(compare([block], part, "fp16"))
+
+
+def test_the_pieces_of_a_space_are_those_that_are_timed() -> None:
+    """And none is cheaper than the best choice."""
+    space = BlockSpace(layer_block(), Ledger(Synthetic(4)))
+    best, _ = exhaustive(space)
+    pieces = [key for key, config in space.ledger.times if not config]
+    prices = price_of_pieces(space)
+    assert {piece_key(space.segment(span)) for span in possible_pieces(space)} == set(pieces)
+    assert set(prices) == set(possible_pieces(space)) and min(prices.values()) >= best

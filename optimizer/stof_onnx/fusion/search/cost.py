@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from stof_onnx.fusion.scheme import Scheme, Span
-from stof_onnx.fusion.search.ledger import BudgetSpent, Ledger
+from stof_onnx.fusion.search.ledger import Ledger
 from stof_onnx.fusion.search.timer import Region
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.sequence import Block
@@ -30,6 +30,8 @@ class BlockSpace:
 
     def __init__(self, block: Block, ledger: Ledger, count: int = 1) -> None:
         self.block, self.ledger, self.count = block, ledger, count
+        self.timed: set[Span] = set()  # pieces that were asked for
+        self._segments: dict[Span, Segment] = {}
 
     @cached_property
     def regions(self) -> dict[Span, Region]:
@@ -77,19 +79,31 @@ class BlockSpace:
 
     def known(self, choice: Choice) -> float:
         """`total` from what has been timed; infinite where something has not."""
-        budget, self.ledger.budget = self.ledger.budget, float("-inf")
-        try:
-            return self.total(choice)
-        except BudgetSpent:
-            return float("inf")
-        finally:
-            self.ledger.budget = budget
+        fused = sum(self.ledger.best(region)[0] for region in choice.values())
+        return fused + sum(self.known_piece(piece) for piece in self.pieces(choice))
 
     def piece_us(self, piece: Span) -> float:
         """Microseconds of a piece; 0 where nothing in it could be in a region."""
-        if not self.fusible.intersection(range(*piece)):
+        if not self.matters(piece):
             return 0.0
-        return self.ledger.left(Segment(self.block, *piece))
+        us = self.ledger.left(self.segment(piece))
+        self.timed.add(piece)
+        return us
+
+    def known_piece(self, piece: Span) -> float:
+        """`piece_us` where the piece has been timed, else infinite."""
+        known = self.ledger.known_left(self.segment(piece)) if self.matters(piece) else 0.0
+        return float("inf") if known is None else known
+
+    def matters(self, piece: Span) -> bool:
+        """Whether something in a piece could be in a region."""
+        return not self.fusible.isdisjoint(range(*piece))
+
+    def segment(self, span: Span) -> Segment:
+        """The operators of a span; the same object each time."""
+        if span not in self._segments:
+            self._segments[span] = Segment(self.block, *span)
+        return self._segments[span]
 
     def scheme(self, choice: Iterable[Span]) -> Scheme:
         """The bits: regions and pieces are the segments."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stof_onnx.errors import StofError
@@ -46,6 +46,7 @@ class Ledger:
         self.seconds = self.build_seconds = 0.0
         self.problems: dict[str, str] = {}  # by key
         self._configs: dict[str, tuple[str, ...]] = {}
+        self._keys: dict[Segment, str] = {}  # of pieces; empty where a size is not known
 
     def configs(self, region: Region) -> Sequence[str]:
         """As the timer's, asked once."""
@@ -68,12 +69,13 @@ class Ledger:
         Raises:
             BudgetSpent: as `fused`.
         """
-        try:
-            key = piece_key(piece)
-        except StofError as error:  # a size that is not known
-            self.problems[piece.hash] = str(error)
-            return float("inf")
-        return self._time(key, "", lambda: self.timer.left(piece))
+        key = self._key(piece)
+        return self._time(key, "", lambda: self.timer.left(piece)) if key else float("inf")
+
+    def known_left(self, piece: Segment) -> float | None:
+        """`left` where this search has timed it or can not, else None."""
+        key = self._key(piece)
+        return self.times.get((key, "")) if key else float("inf")
 
     def best(self, region: Region) -> tuple[float, str]:
         """The best time so far and its configuration, of equals the more promising; infinite where none was taken."""
@@ -86,7 +88,15 @@ class Ledger:
         """Configurations without a time."""
         return [config for config in self.configs(region) if (region.key, config) not in self.times]
 
-    def _time(self, about: str, what: str, measure: object) -> float:
+    def _key(self, piece: Segment) -> str:
+        if piece not in self._keys:
+            try:
+                self._keys[piece] = piece_key(piece)
+            except StofError as error:
+                self._keys[piece], self.problems[piece.hash] = "", str(error)
+        return self._keys[piece]
+
+    def _time(self, about: str, what: str, measure: Callable[[], Measurement]) -> float:
         key = (about, what)
         if key in self.times:
             return self.times[key]
@@ -96,7 +106,7 @@ class Ledger:
         else:
             if self.seconds >= self.budget:
                 raise BudgetSpent
-            found: Measurement = measure()  # type: ignore[operator]
+            found = measure()
             us = found.us
             self.samples += 1
             self.builds += found.build_seconds > 0

@@ -25,15 +25,13 @@ class SearchOptions:
     Attributes:
         budget: seconds of measuring.
         samples: configurations that stage 2 may time; None for `samples_each` a kept region.
-        first_samples: configurations that a region is judged by in stage 1.
         least_gain: microseconds that a change must gain, to be more than noise.
         seed: of the sampling.
     """
 
     budget: float = 60.0
     samples: int | None = None
-    samples_each: int = 3
-    first_samples: int = 2
+    samples_each: int = 1
     least_gain: float = 0.3
     seed: int = 0
 
@@ -67,14 +65,16 @@ def search(
     try:
         for number, (key, block) in enumerate(kinds.items()):
             space = BlockSpace(block, ledger, counts[key])
-            stages[key] = Stage1(space, rng, options.first_samples, options.least_gain, guide)
+            stages[key] = Stage1(space, options.least_gain, guide)
             if watch:
                 stages[key].tell = _teller(watch, ledger, f"block {number + 1} of {len(kinds)}")
                 watch(f"block {number + 1} of {len(kinds)}", ledger.seconds / ledger.budget)
             stages[key].run()
         if watch:
             watch("configurations", ledger.seconds / ledger.budget)
-        _stage2(stages, ledger, options, rng)
+        _stage2(stages, ledger, options, rng, guide)
+        for stage in stages.values():
+            stage.settle()
     except (BudgetSpent, KeyboardInterrupt):
         complete = False
     plans = {key: _block_plan(key, stage) for key, stage in stages.items()}
@@ -100,14 +100,16 @@ def _teller(watch: Watch, ledger: Ledger, block: str) -> Callable[[float, float]
     return tell
 
 
-def _stage2(stages: dict[str, Stage1], ledger: Ledger, options: SearchOptions, rng: random.Random) -> None:
+def _stage2(
+    stages: dict[str, Stage1], ledger: Ledger, options: SearchOptions, rng: random.Random, guide: Timer | None
+) -> None:
     regions: dict[str, tuple[Region, int]] = {}
     for stage in stages.values():
         for region in stage.best.values():
             known = regions.get(region.key, (region, 0))
             regions[region.key] = known[0], known[1] + stage.space.count
     samples = options.samples_each * len(regions) if options.samples is None else options.samples
-    sample_configs(list(regions.values()), ledger, samples, rng)
+    sample_configs(list(regions.values()), ledger, samples, rng, guide)
 
 
 def _block_plan(key: str, stage: Stage1) -> BlockPlan:
@@ -115,12 +117,8 @@ def _block_plan(key: str, stage: Stage1) -> BlockPlan:
     space, kept = stage.space, stage.best
     regions = [_planned(space, kept, span, region) for span, region in kept.items()]
     dropped = {s: t for t in stage.trials if t.kept and "drop" in t.move for s in set(t.before) - set(t.after)}
-    taken = {i for span in kept for i in range(*span)}
-    for span in sorted(stage.tried - set(kept), key=lambda s: (s[0] - s[1], s)):  # of overlapping ones, the longest
-        if not taken.intersection(range(*span)):
-            taken.update(range(*span))
-            regions.append(_planned(space, kept, span, space.regions[span], dropped.get(span)))
-    ordered = tuple(sorted(regions, key=lambda r: r.start))
+    regions += [_planned(space, kept, s, space.regions[s], dropped.get(s)) for s in stage.tried - set(kept)]
+    ordered = tuple(sorted(regions, key=lambda r: (r.start, r.stop)))
     left, planned = space.known({}), space.known(kept)
     return BlockPlan(key, space.scheme(kept).text(), space.count, ordered, left, planned)
 
@@ -128,9 +126,9 @@ def _block_plan(key: str, stage: Stage1) -> BlockPlan:
 def _planned(
     space: BlockSpace, kept: dict[Span, Region], span: Span, region: Region, dropped: Trial | None = None
 ) -> PlannedRegion:
-    """`dropped`: the move that took the region out of the choice."""
+    """Beside the kept regions that do not overlap it. `dropped`: the move that took the region out of the choice."""
     fused, config = space.ledger.best(region)
-    others = {s: r for s, r in kept.items() if s != span}
+    others = {s: r for s, r in kept.items() if s[1] <= span[0] or s[0] >= span[1]}
     without, with_it = space.known(others), space.known({**others, span: region})
     left = without - (with_it - fused) if max(without, with_it) < float("inf") else None
     problem = space.ledger.problems.get(region.key, "")

@@ -1,26 +1,27 @@
 """Stage 1: which operators go into which region.
 
-From the initial scheme on, depth first: a region tries to *expand* into free operators beside it, to *seize*
-operators of a memory-bound neighbour, and GEMM regions *compete* for operators at their border; it also tries to
-shrink, to be split, to be dropped, and to be dropped together with the regions that share a piece of TensorRT's
-with it. A trial is timed before and after, on a few sampled configurations; it stays when the block gets faster by
-more than `least_gain` and is rolled back otherwise.
+From the initial scheme on, a region tries to *expand* into free operators beside it, to *seize* operators of a
+memory-bound neighbour, and GEMM regions *compete* for operators at their border; it also tries to shrink, to be split,
+to be dropped, and to be dropped together with the regions that share a piece of TensorRT's with it. Where a guide
+predicts times, the most promising move is tried first, the best choice by prediction is a move as well (*jump*), and
+moves that lose by prediction are left out. A trial is timed before and after, each region with its most promising
+configuration; it stays when the block gets faster by more than `least_gain` and is rolled back otherwise. Dropping any
+region that is kept is always tried.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from stof_onnx.fusion.scheme import Span
 from stof_onnx.fusion.search.cost import BlockSpace
+from stof_onnx.fusion.search.forecast import Forecast
 from stof_onnx.fusion.search.initial import initial_choice
+from stof_onnx.fusion.search.paths import best_choice
 from stof_onnx.fusion.search.timer import Region, Timer
-from stof_onnx.fusion.segment import Segment
 
 State = dict[Span, Region]
-_HOPELESS = 0.02
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,15 @@ class Stage1:
 
     Attributes:
         space: the block.
-        rng: of the sampling.
-        samples: configurations that a region is judged by.
         least_gain: microseconds.
-        state: the choice so far.
-        guide: predicts times: moves other than drops are not timed where it sees a loss of more than `_HOPELESS`.
+        guide: predicts times; without one every move is timed.
         tell: called after each trial with the block's microseconds without regions and as they are now.
+        state: the choice so far.
         trials: every move that was timed.
         tried: the regions in them.
     """
 
     space: BlockSpace
-    rng: random.Random
-    samples: int = 2
     least_gain: float = 0.0
     guide: Timer | None = None
     tell: Callable[[float, float], None] = lambda bare, now: None
@@ -71,74 +68,88 @@ class Stage1:
         bare = self.space.total({})
         if bare == float("inf"):  # there is nothing to compare with
             return
-        start = self._sampled(initial_choice(self.space))
-        total = self.space.total(start)
-        self.trials.append(Trial("initial", (), tuple(sorted(start)), bare - total, total < bare - self.least_gain))
+        forecast = Forecast(self.space, self.guide) if self.guide else None
+        seen = {frozenset[Span]()}
+        start = self._timed(initial_choice(self.space))
+        self._try("initial", start, seen)
         self.state = start
-        queue, seen = list(start), {frozenset(start)}
+        while any(self._try(move, after, seen) for move, after in self._promising(forecast, seen)):
+            pass
+
+    def settle(self) -> None:
+        """Makes `state` the best choice of all that has been timed, and tries to drop each of its regions.
+
+        Raises:
+            BudgetSpent: out of time.
+        """
+        if not self.trials:
+            return
+        seen = {frozenset(self.state)}
         while True:
-            moves = self._moves(queue.pop()) if queue else self._claim()
-            kept = self._first_gain(moves, seen)
-            if kept is None and not queue:
-                break
-            if kept is not None:
-                near = [s for s in self.state if any(s[0] <= t[1] and s[1] >= t[0] for t in kept)]
-                queue = [s for s in queue if s in self.state and s not in near] + near
+            self.state = self.best
+            if not any(self._try("drop", self._without(span), seen) for span in self.state):
+                return
 
     @property
     def best(self) -> State:
-        """The best choice so far: `state`, or no region where that is not known to gain."""
-        bare, total = self.space.known({}), self.space.known(self.state)
-        return dict(self.state) if total < bare - self.least_gain and bare < float("inf") else {}
+        """The best choice whose parts have all been timed; a region has to gain `least_gain`."""
+        known = {span: self.space.ledger.best(region)[0] for span, region in self.space.regions.items()}
+        priced = {span: us + self.least_gain for span, us in known.items() if us < float("inf")}
+        us, spans = best_choice(priced, self.space.known_piece, 0, len(self.space.block))
+        return {span: self.space.regions[span] for span in spans} if us < float("inf") else {}
 
-    def _first_gain(self, moves: Iterator[tuple[str, State]], seen: set[frozenset[Span]]) -> list[Span] | None:
-        """Makes the first move that gains; the spans that it changed, None when none gains."""
-        before = self.space.total(self.state)
-        for move, after in moves:
-            key = frozenset(after)
-            if key in seen:
-                continue
-            seen.add(key)
-            if "drop" not in move and self._hopeless(after):
-                continue
-            after = self._sampled(after)
-            gain = before - self.space.total(after)
-            kept = gain > self.least_gain
-            self.trials.append(Trial(move, tuple(sorted(self.state)), tuple(sorted(after)), gain, kept))
-            self.tell(self.space.known({}), before - max(gain, 0.0))
-            if kept:
-                changed = [*(s for s in self.state if s not in after), *(s for s in after if s not in self.state)]
-                self.state = after
-                return changed
-        return None
+    def _promising(self, forecast: Forecast | None, seen: set[frozenset[Span]]) -> Iterator[tuple[str, State]]:
+        """The moves from `state`: with a forecast, the best first, without those that lose; drops at last.
 
-    def _hopeless(self, after: State) -> bool:
-        if self.guide is None:
+        Predictions get better with every time that is taken, so they are made anew after each move.
+        """
+        waiting = [(move, after) for move, after in self._all_moves() if frozenset(after) not in seen]
+        if forecast is None:
+            yield from waiting
+            return
+        while waiting:
+            now = forecast.total(self.state)
+            waiting = [(move, after) for move, after in waiting if frozenset(after) not in seen]
+            losses = [forecast.total(after) - now for _, after in waiting]
+            least = min(losses, default=0.0)
+            if least >= -self.least_gain:
+                break
+            yield waiting.pop(losses.index(least))
+        while frozenset(best := forecast.best(self.least_gain)) not in seen:
+            yield "jump", dict(best)
+            forecast.doubt /= 2  # it did not gain
+        yield from ((move, after) for move, after in waiting if move == "drop")
+
+    def _all_moves(self) -> Iterator[tuple[str, State]]:
+        for span in self.state:
+            yield from self._moves(span)
+        yield from self._claim()
+
+    def _try(self, move: str, after: State, seen: set[frozenset[Span]]) -> bool:
+        """Times a choice; where it gains, it is the new state."""
+        key = frozenset(after)
+        if key in seen:
             return False
-        now = self._predicted(self.guide, self.state)
-        return self._predicted(self.guide, after) > now * (1.0 + _HOPELESS)
+        seen.add(key)
+        before = self.space.total(self.state)
+        after = self._timed(after)
+        gain = before - self.space.total(after)
+        kept = gain > self.least_gain
+        self.trials.append(Trial(move, tuple(sorted(self.state)), tuple(sorted(after)), gain, kept))
+        if kept:
+            self.state = after
+        self.tell(self.space.known({}), before - max(gain, 0.0))
+        return kept
 
-    def _predicted(self, guide: Timer, state: State) -> float:
-        """Microseconds of the block by the guide, each region with the configuration that it would try first."""
-        total = 0.0
-        for region in state.values():
-            names = guide.configs(region)
-            total += guide.fused(region, names[0]).us if names else 0.0
-        for piece in self.space.pieces(state):
-            if self.space.fusible.intersection(range(*piece)):
-                total += guide.left(Segment(self.space.block, *piece)).us
-        return total
-
-    def _sampled(self, state: State) -> State:
-        """`state` without the regions that do not run; each is timed, with the most promising configuration first."""
+    def _timed(self, state: State) -> State:
+        """`state` without the regions that do not run; each is timed with its first configuration that runs."""
         ledger = self.space.ledger
         self.tried.update(state)
         for region in state.values():
-            names = list(ledger.configs(region))
-            if ledger.best(region)[1] == "":
-                picked = names[:1] + self.rng.sample(names[1:], min(len(names) - 1, self.samples - 1))
-                for config in picked:
-                    ledger.fused(region, config)
+            for config in ledger.configs(region):
+                if ledger.best(region)[0] < float("inf"):
+                    break
+                ledger.fused(region, config)
         return {span: region for span, region in state.items() if ledger.best(region)[0] < float("inf")}
 
     def _moves(self, span: Span) -> Iterator[tuple[str, State]]:

@@ -1,7 +1,9 @@
 """Stage 2: boundaries are fixed, a fixed number of samples goes into configurations.
 
-The first round gives every region the same number of samples. Each later one gives more to the regions that gained
-most in the round before, in proportion, and one to each that still has untried configurations.
+One sample after the other goes to the region that promises most: the microseconds that it takes, as often as it occurs,
+times what its samples have gained of late. Every region starts with the same hope; a sample that gains nothing halves
+it, one that gains much restores it. Samples are the most promising configuration that is untried and a random one, in
+turn, since rankings can be wrong.
 """
 
 from __future__ import annotations
@@ -10,37 +12,45 @@ import random
 from collections.abc import Sequence
 
 from stof_onnx.fusion.search.ledger import Ledger
-from stof_onnx.fusion.search.timer import Region
+from stof_onnx.fusion.search.timer import Region, Timer
+
+_GOOD = 0.05  # a gain after which hope is as at first
+_AS_PREDICTED = 1.02  # of what a guide predicts: there is little left to gain
 
 
 def sample_configs(
-    regions: Sequence[tuple[Region, int]], ledger: Ledger, samples: int, rng: random.Random, per_round: int = 2
+    regions: Sequence[tuple[Region, int]], ledger: Ledger, samples: int, rng: random.Random, guide: Timer | None = None
 ) -> int:
     """Times configurations that have no time yet; returns how many.
 
     Args:
         regions: distinct regions, and how often each occurs: gains count that often.
-        samples: the budget; all of it is spent unless every configuration has been tried.
-        per_round: samples a region in the first round.
+        samples: the budget; all of it is spent unless nothing is left to try.
+        guide: predicts times; a region that is as fast as predicted is not sampled.
 
     Raises:
         BudgetSpent: out of time; the ledger keeps what was timed.
     """
-    spent = 0
-    shares = {region.key: per_round for region, _ in regions}
-    while spent < samples:
-        gains: dict[str, float] = {}
-        for region, count in regions:
-            key, untried = region.key, ledger.untried(region)
-            number = min(len(untried), shares[key], samples - spent)
-            before = ledger.best(region)[0]
-            for config in rng.sample(untried, number):
-                ledger.fused(region, config)
-            spent += number
-            gains[key] = count * max(0.0, before - ledger.best(region)[0]) if before < float("inf") else 0.0
-        if not any(ledger.untried(region) for region, _ in regions):
-            break
-        total = sum(gains.values())
-        pool = per_round * len(regions)
-        shares = {key: 1 + (round(pool * gain / total) if total else 0) for key, gain in gains.items()}
-    return spent
+    hopes = {region.key: 1.0 for region, _ in regions}
+    arms = {region.key: (region, count) for region, count in regions if not _as_predicted(region, ledger, guide)}
+    for spent in range(samples):
+        arms = {key: (region, count) for key, (region, count) in arms.items() if ledger.untried(region)}
+        if not arms:
+            return spent
+        key = max(arms, key=lambda k: hopes[k] * arms[k][1] * min(ledger.best(arms[k][0])[0], _MOST))
+        region = arms[key][0]
+        untried, before = ledger.untried(region), ledger.best(region)[0]
+        us = ledger.fused(region, untried[0] if spent % 2 == 0 else rng.choice(untried))
+        gained = max(0.0, 1.0 - us / before) if before < float("inf") else 1.0
+        hopes[key] = max(hopes[key] / 2, min(1.0, gained / _GOOD))
+    return samples
+
+
+_MOST = 1e9  # microseconds, in place of an infinite time
+
+
+def _as_predicted(region: Region, ledger: Ledger, guide: Timer | None) -> bool:
+    names = guide.configs(region) if guide else ()
+    if guide is None or not names:
+        return False
+    return ledger.best(region)[0] <= _AS_PREDICTED * min(guide.fused(region, name).us for name in names)
