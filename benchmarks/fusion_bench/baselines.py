@@ -80,13 +80,12 @@ class RandomSearch:
         self.spaces, self.rng = spaces, rng
         self.ledger = next(iter(spaces.values())).ledger
         self.choices: dict[str, Choice] = {key: {} for key in spaces}
-        self._best = {key: space.total({}) for key, space in spaces.items()}
         self._turn = cycle(spaces)
 
     @property
     def total(self) -> float:
         """Microseconds of the best so far."""
-        return sum(space.count * self._best[key] for key, space in self.spaces.items())
+        return total_of(self.spaces, self.choices)
 
     def run(self, measurements: int, enough: float = 0.0) -> None:
         """Goes on until so many measurements are made, or until `total` is `enough`."""
@@ -102,6 +101,5 @@ class RandomSearch:
                 choice[span] = space.regions[span]
         for region in choice.values():
             self.ledger.fused(region, self.rng.choice(list(self.ledger.configs(region))))
-        total = space.total(choice)
-        if total < self._best[key]:
-            self._best[key], self.choices[key] = total, choice
+        if space.total(choice) < space.total(self.choices[key]):
+            self.choices[key] = choice

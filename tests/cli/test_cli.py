@@ -378,13 +378,15 @@ def test_a_terminal_of_another_encoding(tmp_path: Path) -> None:
     assert b"3 of 3 attentions replaced" in done.stdout and b"?" in done.stdout
 
 
-def test_a_region_that_is_not_faster_is_not_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_that_is_not_faster_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOF_CACHE_DIR", str(tmp_path / "cache"))
     source, report = str(tmp_path / "m.onnx"), tmp_path / "report.json"
     onnx.save(build_encoder(EncoderSpec(2, 64, 4, 2, 64), np.tril(np.ones((64, 64), bool))), source)
     options = ["--no-engine", "--no-verify", "--tune-budget", "60s", "--report", str(report)]
     assert cli.main(["optimize", source, *options]) == 0
     blocks = json.loads(report.read_text())["fusion"]["plan"]["blocks"]
-    kept = [region for block in blocks for region in block["regions"] if region["kept"]]
-    assert any(r["fused_us"] >= r["left_us"] for r in kept), "the estimates of this model have such a region"
-    assert all(r["reason"].startswith("faster") == (r["fused_us"] < r["left_us"]) for r in kept)
+    regions = [region for block in blocks for region in block["regions"]]
+    timed = [r for r in regions if r["left_us"] is not None]
+    assert any(r["fused_us"] >= r["left_us"] for r in timed), "the estimates of this model have such a region"
+    assert all(r["kept"] or r["fused_us"] >= r["left_us"] - 0.3 for r in timed)
+    assert all(r["reason"].startswith("faster") and r["fused_us"] < r["left_us"] for r in regions if r["kept"])

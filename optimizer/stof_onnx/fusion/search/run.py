@@ -133,8 +133,12 @@ def _planned(
     left = without - (with_it - fused) if max(without, with_it) < float("inf") else None
     problem = space.ledger.problems.get(region.key, "")
     if span in kept:
-        slower = left is not None and fused >= left
-        reason = f"{'within the noise of' if slower else 'faster than'} what TensorRT makes of its operators"
+        alone = (
+            ""
+            if left is not None
+            else ", together with the other regions: the search ended before it was dropped alone"
+        )
+        reason = f"faster than what TensorRT makes of its operators{alone}"
     else:
         reason = problem or _why_not(fused, left, dropped)
     operators = tuple(o.op for o in region.segment.operators)
