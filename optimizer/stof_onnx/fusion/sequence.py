@@ -56,6 +56,10 @@ class Block:
     def __len__(self) -> int:
         return len(self.operators)
 
+    def light(self) -> Block:
+        """The same without weights, for other processes."""
+        return Block(self.tensors.light(), self.operators)
+
     @cached_property
     def producer(self) -> dict[str, int]:
         """Position of the operator that makes a tensor, for tensors made in this block."""

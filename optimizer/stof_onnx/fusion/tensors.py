@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 
@@ -89,16 +90,24 @@ class Tensors:
             name = self.nodes[number].input[0]
         return self.initializers[name]
 
+    def light(self) -> Tensors:
+        """The same facts; of constants whose values nobody reads, shape and type only."""
+        assert self._constant_names is not None  # kept, since it is made of what is dropped here
+        other = copy(self)
+        other.initializers = {name: _without_data(tensor) for name, tensor in self.initializers.items()}
+        other.proto = onnx.ModelProto(opset_import=self.proto.opset_import, ir_version=self.proto.ir_version)
+        return other
+
     def _read(self, name: str) -> np.ndarray | None:
         tensor = self.weight(name)
         if tensor is not None:
             if int(np.prod(tensor.dims, dtype=np.int64)) > _SMALL:
                 return None
             if is_external(tensor):
-                copy = onnx.TensorProto()
-                copy.CopyFrom(tensor)
-                load_external_data_for_tensor(copy, str(self.base_dir))
-                tensor = copy
+                loaded = onnx.TensorProto()
+                loaded.CopyFrom(tensor)
+                load_external_data_for_tensor(loaded, str(self.base_dir))
+                tensor = loaded
             return numpy_helper.to_array(tensor)
         number = self.producer.get(name)
         if number is None:
@@ -130,3 +139,9 @@ class Tensors:
             else:
                 light.graph.initializer.append(tensor)
         return light
+
+
+def _without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    if int(np.prod(tensor.dims, dtype=np.int64)) <= _SMALL:
+        return tensor
+    return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

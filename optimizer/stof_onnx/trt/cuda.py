@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -61,6 +62,15 @@ def name() -> str:
     """The name of device 0."""
     text = call("cudaGetDeviceProperties", 0).name
     return text.decode().rstrip("\0") if isinstance(text, bytes) else str(text)
+
+
+def alike() -> list[str]:
+    """The GPUs of the first one's model, as CUDA_VISIBLE_DEVICES names each of them."""
+    count = int(call("cudaGetDeviceCount"))
+    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = given if len(given) >= count else [str(i) for i in range(count)]
+    models = [call("cudaGetDeviceProperties", i).name for i in range(count)]
+    return [names[i] for i in range(count) if models[i] == models[0]]
 
 
 def identity() -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from stof_onnx.fusion.plan import FusionPlan, read_plan
 from stof_onnx.fusion.plan_cache import PlanCache, default_path
 from stof_onnx.fusion.programs import region_programs
 from stof_onnx.fusion.search import SearchOptions, Timer, search
+from stof_onnx.fusion.search.pool import TimerPool
 from stof_onnx.fusion.search.roofline import Roofline
-from stof_onnx.fusion.sequence import find_blocks
+from stof_onnx.fusion.sequence import Block, find_blocks
 from stof_onnx.fusion.tensors import Tensors
 from stof_onnx.graph.export import ExportedModel
 from stof_onnx.graph.model import LoadedModel
 from stof_onnx.kernels.triton_rows import RowProgram
 from stof_onnx.options import DimRange, FusionWishes, OptimizeOptions
 from stof_onnx.progress import Progress
-from stof_onnx.trt import availability
+from stof_onnx.trt import availability, cuda
 from stof_onnx.trt.region_timer import gpu_timer
 
 _KERNEL_ARCH = 90
@@ -126,17 +128,23 @@ def programs_of(model: LoadedModel, exported: ExportedModel, precision: str) -> 
 
 def _search(tensors: Tensors, options: OptimizeOptions, progress: Progress) -> FusionPlan:
     precision = options.engine.precision
-    timer = _timer(options)
+    blocks = find_blocks(tensors)
     wishes = SearchOptions(budget=options.fusion.budget)
-    with closing(PlanCache(default_path())) as cache, progress.bar("fusion") as watch:
-        return search(find_blocks(tensors), timer, precision, wishes, cache, watch, Roofline(precision))
+    with ExitStack() as stack:
+        timer = _timer(options, blocks, stack)
+        cache = stack.enter_context(closing(PlanCache(default_path())))
+        watch = stack.enter_context(progress.bar("fusion"))
+        return search(blocks, timer, precision, wishes, cache, watch, Roofline(precision))
 
 
-def _timer(options: OptimizeOptions) -> Timer:
-    """The GPU's own times where it can be asked, else estimates."""
-    if not availability.why_no_engine():
-        return gpu_timer(options.engine)
-    return Roofline(options.engine.precision, arch=options.engine.arch or _KERNEL_ARCH)
+def _timer(options: OptimizeOptions, blocks: Sequence[Block], stack: ExitStack) -> Timer:
+    """The GPU's own times where it can be asked, several GPUs' side by side, else estimates."""
+    if availability.why_no_engine():
+        return Roofline(options.engine.precision, arch=options.engine.arch or _KERNEL_ARCH)
+    timer, gpus = gpu_timer(options.engine), cuda.alike()
+    if len(gpus) < 2:
+        return timer
+    return stack.enter_context(closing(TimerPool(partial(gpu_timer, options.engine), gpus, blocks, timer)))
 
 
 def _opt_sizes(model: LoadedModel) -> Mapping[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from stof_onnx.fusion.scheme import Scheme, Span
 from stof_onnx.fusion.search.ledger import Ledger
-from stof_onnx.fusion.search.timer import Region
+from stof_onnx.fusion.search.timer import Region, Request
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.sequence import Block
 from stof_onnx.fusion.templates import Instance, recognise
@@ -94,6 +94,12 @@ class BlockSpace:
         """`piece_us` where the piece has been timed, else infinite."""
         known = self.ledger.known_left(self.segment(piece)) if self.matters(piece) else 0.0
         return float("inf") if known is None else known
+
+    def requests(self, choice: Choice) -> list[Request]:
+        """What has to be timed to know `total`: of regions without a time the most promising configuration."""
+        new = [region for region in choice.values() if not self.ledger.best(region)[1]]
+        regions: list[Request] = [(region, self.ledger.configs(region)[0]) for region in new]
+        return regions + [self.segment(piece) for piece in self.pieces(choice) if self.matters(piece)]
 
     def matters(self, piece: Span) -> bool:
         """Whether something in a piece could be in a region."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from stof_onnx.errors import StofError
 from stof_onnx.fusion.piece_model import piece_key
-from stof_onnx.fusion.search.timer import Measurement, Region, Timer
+from stof_onnx.fusion.search.timer import Measurement, ParallelTimer, Region, Request, Timer
 from stof_onnx.fusion.segment import Segment
 
 
@@ -77,6 +77,26 @@ class Ledger:
         key = self._key(piece)
         return self.times.get((key, "")) if key else float("inf")
 
+    @property
+    def devices(self) -> int:
+        """How many measurements are made at once."""
+        return self.timer.devices if isinstance(self.timer, ParallelTimer) else 1
+
+    def together(self, requests: Sequence[Request]) -> None:
+        """Times what is not known of these at once, where there are several devices; nothing otherwise.
+
+        Raises:
+            BudgetSpent: as `fused`.
+        """
+        if not isinstance(self.timer, ParallelTimer):
+            return
+        keys = ((self._key(r), "") if isinstance(r, Segment) else (r[0].key, r[1]) for r in requests)
+        wanted = {key: request for key, request in zip(keys, requests, strict=True) if key[0] and not self._recall(key)}
+        if wanted and self.seconds >= self.budget:
+            raise BudgetSpent
+        for key, found in zip(wanted, self.timer.many(list(wanted.values())), strict=True):
+            self._note(key, found)
+
     def best(self, region: Region) -> tuple[float, str]:
         """The best time so far and its configuration, of equals the more promising; infinite where none was taken."""
         key, names = region.key, self.configs(region)
@@ -98,23 +118,29 @@ class Ledger:
 
     def _time(self, about: str, what: str, measure: Callable[[], Measurement]) -> float:
         key = (about, what)
-        if key in self.times:
-            return self.times[key]
-        us = self.store.get(self.timer.name, *key) if self.store else None
-        if us is not None:
-            self.cached += 1
-        else:
+        if not self._recall(key):
             if self.seconds >= self.budget:
                 raise BudgetSpent
-            found = measure()
-            us = found.us
-            self.samples += 1
-            self.builds += found.build_seconds > 0
-            self.seconds += found.seconds - found.build_seconds
-            self.build_seconds += found.build_seconds
-            if found.problem:
-                self.problems[about] = found.problem
-            elif self.store:
-                self.store.put(self.timer.name, *key, us)
-        self.times[key] = us
-        return us
+            self._note(key, measure())
+        return self.times[key]
+
+    def _recall(self, key: tuple[str, str]) -> bool:
+        """Whether a time is known, here or in the store."""
+        if key not in self.times:
+            us = self.store.get(self.timer.name, *key) if self.store else None
+            if us is None:
+                return False
+            self.times[key] = us
+            self.cached += 1
+        return True
+
+    def _note(self, key: tuple[str, str], found: Measurement) -> None:
+        self.times[key] = found.us
+        self.samples += 1
+        self.builds += found.build_seconds > 0
+        self.seconds += found.seconds - found.build_seconds
+        self.build_seconds += found.build_seconds
+        if found.problem:
+            self.problems[key[0]] = found.problem
+        elif self.store:
+            self.store.put(self.timer.name, *key, found.us)

@@ -65,6 +65,7 @@ class Stage1:
         """
         if not self.space.regions:
             return
+        self._ahead([{}, initial_choice(self.space)])
         bare = self.space.total({})
         if bare == float("inf"):  # there is nothing to compare with
             return
@@ -87,6 +88,7 @@ class Stage1:
         seen = {frozenset(self.state)}
         while True:
             self.state = self.best
+            self._ahead([self._without(span) for span in self.state])
             if not any(self._try("drop", self._without(span), seen) for span in self.state):
                 return
 
@@ -118,7 +120,9 @@ class Stage1:
         while frozenset(best := forecast.best(self.least_gain)) not in seen:
             yield "jump", dict(best)
             forecast.doubt /= 2  # it did not gain
-        yield from ((move, after) for move, after in waiting if move == "drop")
+        drops = [(move, after) for move, after in waiting if move == "drop"]
+        self._ahead([after for _, after in drops])
+        yield from drops
 
     def _all_moves(self) -> Iterator[tuple[str, State]]:
         for span in self.state:
@@ -132,6 +136,7 @@ class Stage1:
             return False
         seen.add(key)
         before = self.space.total(self.state)
+        self._ahead([after])
         after = self._timed(after)
         gain = before - self.space.total(after)
         kept = gain > self.least_gain
@@ -140,6 +145,10 @@ class Stage1:
             self.state = after
         self.tell(self.space.known({}), before - max(gain, 0.0))
         return kept
+
+    def _ahead(self, choices: list[State]) -> None:
+        """Where there are several devices: what these choices need is measured at once."""
+        self.space.ledger.together([request for choice in choices for request in self.space.requests(choice)])
 
     def _timed(self, state: State) -> State:
         """`state` without the regions that do not run; each is timed with its first configuration that runs."""

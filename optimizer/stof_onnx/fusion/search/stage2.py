@@ -1,9 +1,9 @@
 """Stage 2: boundaries are fixed, a fixed number of samples goes into configurations.
 
-One sample after the other goes to the region that promises most: the microseconds that it takes, as often as it occurs,
-times what its samples have gained of late. Every region starts with the same hope; a sample that gains nothing halves
-it, one that gains much restores it. Samples are the most promising configuration that is untried and a random one, in
-turn, since rankings can be wrong.
+One sample after the other, or one on each device, goes to the region that promises most: the microseconds that it
+takes, as often as it occurs, times what its samples have gained of late. Every region starts with the same hope; a
+sample that gains nothing halves it, one that gains much restores it. Samples are the most promising configuration that
+is untried and a random one, in turn, since rankings can be wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from stof_onnx.fusion.search.timer import Region, Timer
 
 _GOOD = 0.05  # a gain after which hope is as at first
 _AS_PREDICTED = 1.02  # of what a guide predicts: there is little left to gain
+_MOST = 1e9  # microseconds, in place of an infinite time
 
 
 def sample_configs(
@@ -33,20 +34,25 @@ def sample_configs(
     """
     hopes = {region.key: 1.0 for region, _ in regions}
     arms = {region.key: (region, count) for region, count in regions if not _as_predicted(region, ledger, guide)}
-    for spent in range(samples):
+    spent = 0
+    while spent < samples:
         arms = {key: (region, count) for key, (region, count) in arms.items() if ledger.untried(region)}
         if not arms:
-            return spent
-        key = max(arms, key=lambda k: hopes[k] * arms[k][1] * min(ledger.best(arms[k][0])[0], _MOST))
-        region = arms[key][0]
-        untried, before = ledger.untried(region), ledger.best(region)[0]
-        us = ledger.fused(region, untried[0] if spent % 2 == 0 else rng.choice(untried))
-        gained = max(0.0, 1.0 - us / before) if before < float("inf") else 1.0
-        hopes[key] = max(hopes[key] / 2, min(1.0, gained / _GOOD))
-    return samples
-
-
-_MOST = 1e9  # microseconds, in place of an infinite time
+            break
+        promise = {k: hopes[k] * count * min(ledger.best(region)[0], _MOST) for k, (region, count) in arms.items()}
+        picked = sorted(arms, key=lambda k: -promise[k])[: min(ledger.devices, samples - spent)]
+        requests: list[tuple[Region, str]] = []
+        for number, key in enumerate(picked, spent):
+            untried = ledger.untried(arms[key][0])
+            requests.append((arms[key][0], untried[0] if number % 2 == 0 else rng.choice(untried)))
+        befores = [ledger.best(region)[0] for region, _ in requests]
+        ledger.together(requests)
+        for key, before, request in zip(picked, befores, requests, strict=True):
+            us = ledger.fused(*request)
+            gained = max(0.0, 1.0 - us / before) if before < float("inf") else 1.0
+            hopes[key] = max(hopes[key] / 2, min(1.0, gained / _GOOD))
+        spent += len(picked)
+    return spent
 
 
 def _as_predicted(region: Region, ledger: Ledger, guide: Timer | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.templates import Instance
@@ -55,3 +55,18 @@ class Timer(Protocol):
 
     def left(self, piece: Segment) -> Measurement:
         """Operators that TensorRT compiles on its own, between regions."""
+
+
+Request = tuple[Region, str] | Segment  # a region in a configuration, or a piece
+
+
+@runtime_checkable
+class ParallelTimer(Timer, Protocol):
+    """A timer that measures on several devices at once; see pool.py."""
+
+    @property
+    def devices(self) -> int:
+        """How many."""
+
+    def many(self, requests: Sequence[Request]) -> list[Measurement]:
+        """As `fused` and `left`, in order. The seconds add up to what passes."""
