@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+from stof_onnx.fusion.fixed_shapes import fold_fixed_shapes
 from stof_onnx.fusion.plan import BlockPlan, FusionPlan, PlannedRegion
 from stof_onnx.fusion.search.cost import BlockSpace
 from stof_onnx.fusion.search.initial import initial_choice
@@ -20,7 +21,9 @@ def initial_plan(portable: Path, precision: str = "fp16") -> FusionPlan:
     model = onnx.load(str(portable), load_external_data=False)
     sizes = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input}
     ledger = Ledger(Roofline(precision))
-    blocks = find_blocks(Tensors(model, list(model.graph.initializer), sizes, portable.parent))
+    initializers = list(model.graph.initializer)
+    fold_fixed_shapes(model, initializers, portable.parent)
+    blocks = find_blocks(Tensors(model, initializers, sizes, portable.parent))
     kinds = {block_hash(block): block for block in blocks}
     plans = {key: _plan(key, block, ledger) for key, block in kinds.items()}
     found = {key: plan for key, plan in plans.items() if plan.regions}

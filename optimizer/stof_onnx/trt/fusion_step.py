@@ -12,6 +12,7 @@ from typing import Any
 
 from stof_onnx.errors import StofError
 from stof_onnx.fusion.apply import AppliedRegion, apply_plan
+from stof_onnx.fusion.fixed_shapes import fold_fixed_shapes
 from stof_onnx.fusion.plan import FusionPlan, read_plan
 from stof_onnx.fusion.plan_cache import PlanCache, default_path
 from stof_onnx.fusion.programs import region_programs
@@ -92,6 +93,7 @@ def fuse(
         return Fusion(reason="no attention was replaced")
     with progress.step("fusion", timings):
         sizes = _opt_sizes(model)
+        fold_fixed_shapes(exported.proto, exported.initializers, model.base_dir)
         tensors = Tensors(exported.proto, exported.initializers, sizes, model.base_dir)
         result = Fusion()
         if reading and wishes.plan is not None:
@@ -123,6 +125,7 @@ def programs_of(model: LoadedModel, exported: ExportedModel, precision: str) -> 
         raise StofError(
             "the sizes to tune for are not known", "kernels compile", "Give --shape for every dynamic input"
         )
+    fold_fixed_shapes(exported.proto, exported.initializers, model.base_dir)
     return region_programs(Tensors(exported.proto, exported.initializers, sizes, model.base_dir), precision)
 
 
