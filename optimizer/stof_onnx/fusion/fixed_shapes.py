@@ -23,7 +23,7 @@ def fold_fixed_shapes(
         proto: its initializers are left out.
         initializers: of its main graph; external ones are not read.
     """
-    light = Tensors(proto, initializers, None, base_dir).light()
+    light = Tensors(proto, initializers, None, base_dir).skeleton()
     known = {tensor.name for tensor in light.graph.initializer}
     while fold_small(light, infer_shapes(light).dims):
         pass

@@ -53,7 +53,7 @@ class Tensors:
             for name in read_names(node):
                 self.readers[name].append(i)
         self.graph_outputs = {o.name for o in proto.graph.output}
-        light = self.light()
+        light = self.skeleton()
         inferred = infer_shapes(light)
         self.dims, self.types = inferred.dims, inferred.types
         self.types.update({t.name: t.data_type for t in initializers})
@@ -126,7 +126,7 @@ class Tensors:
                 found.update(name for name in node.output if name)
         return found
 
-    def light(self) -> onnx.ModelProto:
+    def skeleton(self) -> onnx.ModelProto:
         """The model with its initializers, without the data that shape inference has no use for."""
         light = onnx.ModelProto()
         light.CopyFrom(self.proto)
