@@ -69,22 +69,22 @@ def _fusion(report: Report) -> Iterator[str]:
     for note in plan.notes:
         yield f"    not timed: {note}"
     seen = set()
-    here = {a.planned.hash for a in fusion.applied}
+    here = Counter(a.planned.hash for a in fusion.applied)
     for block in plan.blocks.values():
         for region in block.regions:
             if region.hash not in seen and (region.hash in here or not region.kept):
                 seen.add(region.hash)
-                yield f"    {_region(region, plan.estimated)}"
+                yield f"    {_region(region, here[region.hash], plan.estimated)}"
 
 
-def _region(region: PlannedRegion, estimated: bool) -> str:
+def _region(region: PlannedRegion, count: int, estimated: bool) -> str:
     def us(value: float | None) -> str:
         return "not timed" if value is None else f"{value:.1f} us"
 
-    verb = "fused" if region.kept else "left to TensorRT"
+    verb = f"fused: {count} x" if region.kept else "left to TensorRT:"
     name = f"{region.template} {region.config}".strip()
     times = f"{us(region.fused_us)}, by TensorRT {us(region.left_us)}{' (estimates)' if estimated else ''}"
-    return f"{verb}: {', '.join(region.operators)}: {name}, {times}: {region.reason}"
+    return f"{verb} {', '.join(region.operators)}: {name}, {times}: {region.reason}"
 
 
 def _lowered_regions(regions: Sequence[RegionLowering]) -> Iterator[str]:

@@ -95,6 +95,18 @@ def test_nothing_is_timed_twice(block: Block, seed: int) -> None:
     assert sum(p.count for p in plan.blocks.values()) == 3 and len(plan.blocks) == 2
 
 
+def test_blocks_that_differ_share_what_is_equal_in_them(block: Block) -> None:
+    """A block of two such layers asks for few times that the block of one has not."""
+    both, apart = Synthetic(6), Synthetic(6)
+    blocks = [block, layer_block(layers=2)]
+    plan = search(blocks, both, "fp16", SearchOptions(least_gain=0.0), guide=Synthetic(6))
+    alone = [search([one], apart, "fp16", SearchOptions(least_gain=0.0), guide=Synthetic(6)) for one in blocks]
+    assert max(both.asked.values()) == 1
+    assert plan.samples < 0.8 * sum(p.samples for p in alone)
+    kept = {r.template for p in plan.blocks.values() for r in p.regions if r.kept}
+    assert len(plan.blocks) == 2 and kept
+
+
 def test_the_same_seed_gives_the_same_plan(block: Block) -> None:
     plans = [_plan(block, Synthetic(3), seed=5, samples=4) for _ in range(2)]
     assert plans[0] == plans[1]

@@ -96,7 +96,8 @@ class GpuTimer:
         if instance.template in GEMM_TEMPLATES:
             if self.arch != 90 or dtype not in _DTYPES:
                 return ()
-            return gemm.ranked(instance.kernel, instance.rows, instance.width, instance.depth)
+            sizes = instance.rows, instance.width, instance.depth
+            return gemm.ranked(instance.kernel, *sizes, activation=instance.activation)
         try:
             program = program_of(region, self.options.precision)
             found = configurations(program)[: self.programs]

@@ -42,14 +42,15 @@ class Roofline:
         if instance.template in GEMM_TEMPLATES:
             if self.arch != 90 or self.precision == "fp32":
                 return ()
-            return gemm.ranked(instance.kernel, instance.rows, instance.width, instance.depth, self.device)
+            sizes = instance.rows, instance.width, instance.depth
+            return gemm.ranked(instance.kernel, *sizes, self.device, instance.activation)
         return [config.name for config in configurations(program_of(region, self.precision))]
 
     def fused(self, region: Region, config: str) -> Measurement:
         instance = region.instance
         if instance.template in GEMM_TEMPLATES:
             sizes = instance.rows, instance.width, instance.depth
-            return Measurement(gemm.estimate_us(instance.kernel, config, *sizes, self.device))
+            return Measurement(gemm.estimate_us(instance.kernel, config, *sizes, self.device, instance.activation))
         RowConfig.parse(config)
         program = program_of(region, self.precision)
         return Measurement(estimate_us(program, instance.rows, self.device.bandwidth, self.device.launch_us))

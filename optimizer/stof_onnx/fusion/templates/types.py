@@ -58,6 +58,11 @@ class Instance:
         return {"gemm_epilogue": 1, "gated_mlp": 2, "projections": 3}.get(self.template, 0)
 
     @property
+    def activation(self) -> str:
+        """Of a GEMM."""
+        return str(self.attributes.get("activation", "none"))
+
+    @property
     def kernel(self) -> str:
         """The template of the plugin node that it becomes, for GEMMs: packed projections are one with a bias."""
         return "gemm_epilogue" if self.template == "projections" else self.template
