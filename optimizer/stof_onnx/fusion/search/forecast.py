@@ -2,7 +2,8 @@
 
 A guide's errors repeat: TensorRT is slower than the roofline wherever it takes several kernels, in every piece that has
 the same operators. So a prediction is multiplied by how far the guide was off for the same template, and for pieces by
-how far it was off for those that share operators with it.
+how far it was off for those that share operators with it. How much predictions are doubted comes from how much those
+errors differ.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from stof_onnx.fusion.search.cost import BlockSpace, Choice
 from stof_onnx.fusion.search.paths import best_choice
 from stof_onnx.fusion.search.timer import Region, Timer
 
-_DOUBT = 0.1
+_LEAST_DOUBT, _MOST_DOUBT = 0.02, 0.1  # as shares of a prediction
+_FEW = 3  # times by which predictions are not judged yet
 
 
 class Forecast:
@@ -22,13 +24,32 @@ class Forecast:
 
     Args:
         guide: what predicts.
-        doubt: share of a prediction that it may be too high; choices are given that much credit.
+
+    Attributes:
+        trust: halves the doubt each time that it is doubled.
     """
 
-    def __init__(self, space: BlockSpace, guide: Timer, doubt: float = _DOUBT) -> None:
-        self.space, self.guide, self.doubt = space, guide, doubt
+    def __init__(self, space: BlockSpace, guide: Timer) -> None:
+        self.space, self.guide, self.trust = space, guide, 1.0
         self._regions: dict[Span, float] = {}  # the guide's own
         self._pieces: dict[Span, float] = {}
+
+    @property
+    def doubt(self) -> float:
+        """Share of a prediction that it may be too high: choices are given that much credit."""
+        errors: dict[str, list[float]] = {}
+        for span, region in self.space.regions.items():
+            known = self._known(region)
+            if known is not None and known < float("inf") and self._predicted(span) > 0:
+                errors.setdefault(region.instance.template, []).append(known / self._predicted(span))
+        for piece, guess in self._timed().items():
+            if guess > 0 and self.space.known_piece(piece) < float("inf"):
+                errors.setdefault("", []).append(self.space.known_piece(piece) / guess)
+        several = [ratios for ratios in errors.values() if len(ratios) > 1]
+        off = [abs(ratio / (sum(ratios) / len(ratios)) - 1.0) for ratios in several for ratio in ratios]
+        if len(off) < _FEW:
+            return _MOST_DOUBT / self.trust
+        return min(_MOST_DOUBT, max(_LEAST_DOUBT, 2 * sum(off) / len(off))) / self.trust
 
     def total(self, choice: Choice) -> float:
         """The least that a choice may take: what is known of it, and predictions less the doubt."""

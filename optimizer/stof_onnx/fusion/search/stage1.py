@@ -119,7 +119,7 @@ class Stage1:
             yield waiting.pop(losses.index(least))
         while frozenset(best := forecast.best(self.least_gain)) not in seen:
             yield "jump", dict(best)
-            forecast.doubt /= 2  # it did not gain
+            forecast.trust *= 2  # it did not gain
         drops = [(move, after) for move, after in waiting if move == "drop"]
         self._ahead([after for _, after in drops])
         yield from drops
