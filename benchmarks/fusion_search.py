@@ -34,6 +34,7 @@ from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.fusion.search.run import SearchOptions, search
 from stof_onnx.fusion.sequence import Block
 from stof_onnx.options import EngineWishes
+from stof_onnx.trt.region_timer import GpuTimer, gpu_timer
 
 from benchmarks.fusion_bench.baselines import Choice, RandomSearch, exhaustive, spaces_of, total_of
 from benchmarks.fusion_bench.models import model_blocks
@@ -41,6 +42,7 @@ from benchmarks.fusion_bench.table import Table, read_tables
 
 SEEDS = range(5)
 WITHIN = 1.02
+PROGRAMS = GpuTimer.programs  # the space is the one that `optimize` searches
 
 
 def compare(
@@ -96,8 +98,6 @@ def _line(
 def _tables(arguments: argparse.Namespace, blocks: Sequence[Block]) -> list[Table]:
     """What the comparison of a model is made on."""
     if arguments.timer == "gpu":
-        from stof_onnx.trt.region_timer import gpu_timer
-
         timer: Timer = gpu_timer(EngineWishes(precision=arguments.precision, timing_cache=arguments.timing_cache))
         return [Table(timer.name, timer)]
     if arguments.table is None:
@@ -131,6 +131,7 @@ def main() -> None:
     for path in arguments.models:
         blocks = model_blocks(path)
         for table in _tables(arguments, blocks):
+            table.programs = PROGRAMS
             for line in compare(blocks, table, arguments.precision, Roofline(arguments.precision)):
                 now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
                 about = {"date": now, "commit": commit, "timer": table.name, "model": path.name.partition(".")[0]}

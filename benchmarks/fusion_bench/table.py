@@ -18,6 +18,7 @@ from stof_onnx.errors import StofError
 from stof_onnx.fusion.piece_model import piece_key
 from stof_onnx.fusion.search import Measurement, Region, Timer
 from stof_onnx.fusion.segment import Segment
+from stof_onnx.fusion.templates import GEMM_TEMPLATES
 
 
 @dataclass
@@ -29,6 +30,8 @@ class Table:
         timer: who is asked.
         times, lists: measurements by key and configuration; configurations by key.
         file: where new times are appended.
+        programs: configurations of a compiled program that there are to choose from, as of trt/region_timer.py; None
+            for all. GEMMs have all theirs.
     """
 
     name: str
@@ -36,12 +39,13 @@ class Table:
     times: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
     file: Path | None = None
+    programs: int | None = None
 
     def configs(self, region: Region) -> Sequence[str]:
         key = region.key
         if key not in self.lists:
             self.lists[key] = tuple(self.timer.configs(region)) if self.timer else ()
-        return self.lists[key]
+        return self.lists[key][: None if region.instance.template in GEMM_TEMPLATES else self.programs]
 
     def fused(self, region: Region, config: str) -> Measurement:
         key = region.key, config

@@ -15,7 +15,7 @@ from stof_onnx.fusion.search.ledger import Ledger
 from benchmarks.fusion_bench.baselines import exhaustive, possible_pieces, price_of_pieces
 from benchmarks.fusion_bench.table import Table, read_tables
 from benchmarks.fusion_search import compare
-from tests.fusion.synthetic import Synthetic, layer_block
+from tests.fusion.synthetic import CONFIGS, Synthetic, layer_block
 
 
 def test_exhaustive_search_is_exhaustive() -> None:
@@ -61,6 +61,14 @@ def test_a_table_is_replayed_as_it_was_measured(tmp_path: Path) -> None:
     (part,) = read_tables(file).values()
     with pytest.raises(StofError, match="no time of"):
         list(compare([block], part, "fp16"))
+
+
+def test_a_table_offers_as_many_programs_as_the_search_has() -> None:
+    timer = Synthetic(1)
+    regions = BlockSpace(layer_block(), Ledger(timer)).regions.values()
+    table = Table(timer.name, timer, programs=2)
+    for region in regions:
+        assert len(table.configs(region)) == (len(CONFIGS) if region.instance.gemms else 2)
 
 
 def test_the_pieces_of_a_space_are_those_that_are_timed() -> None:

@@ -107,6 +107,15 @@ def test_blocks_that_differ_share_what_is_equal_in_them(block: Block) -> None:
     assert len(plan.blocks) == 2 and kept
 
 
+def test_a_short_budget_goes_to_what_holds_most_of_the_model(block: Block) -> None:
+    """Not to the first block, of which there is one."""
+    timer = Synthetic(2, share=(0.1, 0.2), seconds=0.01)
+    several = [layer_block(width=64), block, layer_block(), layer_block()]
+    plan = search(several, timer, "fp16", SearchOptions(least_gain=0.0, budget=0.1))
+    assert not plan.complete
+    assert plan.blocks[block_hash(block)].count == 3 and list(plan.blocks) == [block_hash(block)]
+
+
 def test_the_same_seed_gives_the_same_plan(block: Block) -> None:
     plans = [_plan(block, Synthetic(3), seed=5, samples=4) for _ in range(2)]
     assert plans[0] == plans[1]

@@ -48,7 +48,9 @@ def search(
     watch: Watch | None = None,
     guide: Timer | None = None,
 ) -> FusionPlan:
-    """The plan for these blocks. Ctrl-C and the end of the budget keep the best found so far (`complete` is False).
+    """The plan for these blocks, those that hold most of the model first.
+
+    Ctrl-C and the end of the budget keep the best found so far (`complete` is False).
 
     Args:
         blocks: of one model; equal ones are searched once.
@@ -63,7 +65,8 @@ def search(
     stages: dict[str, Stage1] = {}
     complete = True
     try:
-        for number, (key, block) in enumerate(kinds.items()):
+        weighty = sorted(kinds.items(), key=lambda kind: -counts[kind[0]] * len(kind[1]))
+        for number, (key, block) in enumerate(weighty):
             space = BlockSpace(block, ledger, counts[key])
             stages[key] = Stage1(space, options.least_gain, guide)
             if watch:
@@ -77,7 +80,7 @@ def search(
             stage.settle()
     except (BudgetSpent, KeyboardInterrupt):
         complete = False
-    plans = {key: _block_plan(key, stage) for key, stage in stages.items()}
+    plans = {key: _block_plan(key, stages[key]) for key in kinds if key in stages}
     return FusionPlan(
         timer=timer.name,
         precision=precision,
