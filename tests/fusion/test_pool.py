@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from stof_onnx.errors import StofError
 from stof_onnx.fusion.search import Measurement, Region, SearchOptions, Timer, search
 from stof_onnx.fusion.search.ledger import BudgetSpent, Ledger
 from stof_onnx.fusion.search.pool import TimerPool
@@ -48,7 +49,9 @@ class _Device(Synthetic):
         return found
 
 
-def _make(**options: object) -> Timer:
+def _make(broken: tuple[str, ...] = (), **options: object) -> Timer:
+    if os.environ["CUDA_VISIBLE_DEVICES"] in broken:
+        raise StofError("no such GPU", "a test")
     return _Device(**options)  # type: ignore[arg-type]
 
 
@@ -96,6 +99,22 @@ def test_a_process_that_dies_costs_one_time(block: Block, tmp_path: Path) -> Non
     assert plan.complete and plan.kept
     assert any("the process that measured on GPU" in note and "died" in note for note in plan.notes)
     assert all(r.config != CONFIGS[0] for p in plan.blocks.values() for r in p.regions if r.kept)
+
+
+@pytest.mark.parametrize("broken", [GPUS[:1], GPUS])
+def test_a_gpu_whose_process_does_not_start_is_left_out(
+    block: Block, broken: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning for each; where no process starts, this one measures."""
+    alone = search([block], Synthetic(3), "fp16", SearchOptions(least_gain=0.0))
+    with closing(_pool(block, tmp_path / "log", broken=broken)) as pool:
+        plan = search([block], pool, "fp16", SearchOptions(least_gain=0.0))
+    assert plan.complete and plan.kept and not plan.notes
+    (planned,), (expected,) = plan.blocks.values(), alone.blocks.values()
+    assert planned.left_us == expected.left_us
+    used = {line.split()[0] for line in (tmp_path / "log").read_text().splitlines()}
+    assert used == set(GPUS) - set(broken)
+    assert [r.getMessage().split()[1] for r in caplog.records if r.name.endswith("pool")] == list(broken)
 
 
 def test_a_spent_budget_measures_nothing_more(block: Block, tmp_path: Path) -> None:
