@@ -18,19 +18,19 @@ _ARCHITECTURES = (
     *("bart-decoder", "t5-decoder", "whisper", "vit", "swin"),
 )
 _SAME_NAMES = (
-    *("mask", "cross_mask", "mask_style", "exporter", "attention", "padding", "dynamic", "dtype"),
+    *("mask", "cross_mask", "mask_style", "exporter", "padding", "dynamic", "dtype"),
     *("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "seq", "seq_kv", "max_seq", "batch", "seed"),
 )
 _PRESETS: dict[str, dict[str, Any]] = {
     "bert-base": {"layers": 12, "hidden": 768, "heads": 12, "vocab": 30522, "seq": 512, "batch": 1},
     "gpt-1.3b": {
         **{"layers": 24, "hidden": 2048, "heads": 16, "vocab": 50257, "seq": 1024, "batch": 1},
-        # TorchScript writes mixed dtypes for masked float16 sdpa, which no runtime loads.
-        **{"dtype": "fp16", "attention": "eager", "large": True},
+        **{"dtype": "fp16", "large": True},
     },
 }
 _DEFAULT_OPSETS = {"torchscript": 17, "dynamo": 18}
 _OPSETS = {"torchscript": range(11, 21), "dynamo": range(18, 25)}
+_EAGER_ONLY = frozenset({"gemma2"})  # transformers has no sdpa for it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export = parser.add_argument_group("export")
     export.add_argument("--exporter", default="torchscript", choices=EXPORTERS, help="torch's exporter")
     export.add_argument("--opset", type=int, help="17 for torchscript, 18 for dynamo", default=argparse.SUPPRESS)
-    export.add_argument("--attention", default="sdpa", choices=ATTENTIONS, help="attention implementation")
+    export.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        help="attention implementation; sdpa where the architecture has it and the exporter writes it in a form that "
+        "runs, else eager",
+        default=argparse.SUPPRESS,
+    )
     export.add_argument("--dynamic", default="none", choices=DYNAMIC, help="dynamic axes; sequence includes batch")
     export.add_argument("--dtype", default="fp32", choices=DTYPES, help="of weights and activations")
     export.add_argument(
@@ -152,8 +158,15 @@ def options_of(arguments: argparse.Namespace) -> ExportOptions:
         family=given["architecture"],
         opset=opset,
         mask_fields=mask_fields,
+        attention=given.get("attention", _attention(given["architecture"], exporter, given["dtype"])),
         **{name: given[name] for name in _SAME_NAMES},
     )
+
+
+def _attention(architecture: str, exporter: str, dtype: str) -> str:
+    """TorchScript writes masked float16 sdpa with mixed dtypes, which no runtime loads."""
+    mixed = exporter == "torchscript" and dtype == "fp16"
+    return "eager" if mixed or architecture in _EAGER_ONLY else "sdpa"
 
 
 if __name__ == "__main__":

@@ -119,7 +119,10 @@ def _engine(report: Report) -> Iterator[str]:
         if candidate.problem:
             yield f"    {candidate.kind}: {candidate.problem}"
     if result.speedup is not None:
-        yield f"    {result.speedup:.2f} times as fast as the plain engine"
+        compared = f"{result.speedup:.2f} times as fast as the plain engine"
+        yield f"    {compared}" if result.kept != "plain" else f"    kept without plugins: with them it is {compared}"
+    if result.kept == "plain":
+        return
     if result.lowered and report.lowered is None:
         yield from _kernels(result.lowered.sites)
     for site in result.lowered.sites if result.lowered else ():

@@ -38,6 +38,24 @@ def test_an_existing_file_is_replaced(tmp_path: Path) -> None:
     onnx.checker.check_model(str(path))
 
 
+@pytest.mark.parametrize("arguments", [["gpt2", "--dtype", "fp16"], ["gemma2"], ["gemma2", "--exporter", "dynamo"]])
+def test_attention_is_chosen_so_that_the_model_runs(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    assert main(["export", *arguments, *SMALL, "-o", str(path)]) == 0
+    info = ExportInfo.load(tmp_path / "model.json")
+    assert info.options["attention"] == "eager"
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert all(np.isfinite(output).all() for output in session.run(None, info.random_inputs(np.random.default_rng(0))))
+
+
+def test_attention_asked_for_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    assert main(["export", "gemma2", "--attention", "sdpa", *SMALL, "-o", str(path)]) == 2
+    assert "has no sdpa attention" in capsys.readouterr().err
+    assert main(["export", "gpt2", *SMALL, "-o", str(path)]) == 0
+    assert ExportInfo.load(tmp_path / "model.json").options["attention"] == "sdpa"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

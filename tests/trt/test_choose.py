@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from stof_onnx import cli
+from stof_onnx import cli, summary
 from stof_onnx.errors import StofError
 from stof_onnx.fusion.search import Measurement
 from stof_onnx.fusion.search.roofline import Roofline
@@ -111,6 +111,17 @@ def test_the_faster_engine_is_kept(world):
     assert result.kept == "plain"
     assert result.path.read_bytes() == b"plain"
     assert json.loads((world.folder / "model.stof.json").read_text())["plugin_library"] is None
+
+
+def test_the_terminal_says_what_was_kept(world):
+    def said() -> str:
+        report = SimpleNamespace(engine_check=None, engine=world.make(), lowered=None, no_engine="")
+        return "\n".join(summary._engine(report))
+
+    assert "(stof)" in said() and "    2.00 times as fast as the plain engine" in said()
+    world.ms["stof"] = 2.5
+    assert "(plain)" in said() and "kept without plugins: with them it is 0.80 times as fast" in said()
+    assert "StofAttention:" not in said(), "no kernel is named that the kept engine does not have"
 
 
 def test_a_wrong_engine_is_never_kept(world):

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from stof_onnx.graph.proto_graph import constant_value, subgraphs
 
 _SMALL = 64  # elements: shapes, axes, and what they are computed from
-_RANDOM = frozenset(
+RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
 
@@ -62,7 +62,7 @@ def _value_of(
     opsets: Sequence[onnx.OperatorSetIdProto],
     most: int,
 ) -> dict[str, np.ndarray] | None:
-    if node.domain not in ("", "ai.onnx") or any(subgraphs(node)) or node.op_type in _RANDOM:
+    if node.domain not in ("", "ai.onnx") or any(subgraphs(node)) or node.op_type in RANDOM:
         return None
     if node.op_type == "Constant":
         value = constant_value(node)

@@ -19,8 +19,8 @@ from stof_onnx.fusion.functions import is_region
 from stof_onnx.graph.proto_graph import all_graphs, drop_dead
 from stof_onnx.graph.proto_shapes import SymbolicShapes, infer_shapes
 from stof_onnx.kernels.select import Device
-from stof_onnx.trt.dense_masks import fold_dense_masks
 from stof_onnx.trt.flatten import flatten
+from stof_onnx.trt.fold_constants import fold_dense_masks, fold_position_tables
 from stof_onnx.trt.pack_qkv import pack_qkv
 from stof_onnx.trt.plugin_nodes import SiteLowering, is_plugin, make_plugin_nodes
 from stof_onnx.trt.region_nodes import RegionLowering, inline_regions, make_region_nodes, settle_programs
@@ -98,6 +98,7 @@ def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:
     regions, programs = make_region_nodes(lowered, symbolic, o.precision, o.device, o.domain)
     drop_dead(lowered.graph)
     result = Lowered(_without_functions(lowered), sites, regions, has_regions=has_regions)
+    fold_position_tables(result.model)
     if options.rank_2 and result.plugins:
         result.packed = pack_qkv(result.model, symbolic, programs.projections)
         result.flattened = flatten(result.model, symbolic.refreshed(result.model))
