@@ -151,7 +151,7 @@ def fused_world(world, monkeypatch):
     monkeypatch.setenv("STOF_CACHE_DIR", str(world.folder / "cache"))
     monkeypatch.setattr(Roofline, "left", lambda self, piece: Measurement(1e4 * len(piece)))
     monkeypatch.setattr(region_nodes, "_compile", as_text)
-    monkeypatch.setattr(fusion_step, "_timer", lambda options: Roofline())
+    monkeypatch.setattr(fusion_step, "_timer", lambda *_: Roofline())
     source, target = world.folder / "model.onnx", world.folder / "model.stof.onnx"
     options = ["--no-verify", "--no-engine", "--tune-budget", "9s"]
     assert cli.main(["optimize", str(source), "-o", str(target), *options]) == 0
