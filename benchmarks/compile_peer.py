@@ -170,12 +170,15 @@ def main() -> None:
 
 @contextmanager
 def locked(path: Path | None, how: int) -> Iterator[None]:
-    """Holds the lock file, if there is one."""
+    """Holds the lock file, if there is one, in the order of its queue (stof_onnx.trt.turns)."""
     if path is None:
         yield
         return
-    with path.open("a") as file:
-        fcntl.flock(file, how)
+    with path.open("a") as turn, Path(f"{path}.queue").open("a") as queue:
+        fcntl.flock(queue, how)
+        fcntl.flock(turn, how)
+        if how == fcntl.LOCK_SH:
+            fcntl.flock(queue, fcntl.LOCK_UN)
         yield
 
 
