@@ -89,7 +89,7 @@ CASES |= {f"streamed-{name}-131072": Case(131072, _MASKS[name], False) for name 
 
 def peak_mb() -> float:
     """The most memory this process has held so far, in MiB."""
-    with open("/proc/self/status") as status:
+    with open("/proc/self/status", encoding="utf-8") as status:
         line = next(line for line in status if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 

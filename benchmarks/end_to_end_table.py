@@ -120,7 +120,7 @@ def _error(value: float | None) -> str:
 
 def read(path: Path) -> list[Line]:
     """All lines, oldest first; none when there is no file."""
-    return [json.loads(text) for text in path.read_text().splitlines() if text.strip()] if path.exists() else []
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text.strip()] if path.exists() else []
 
 
 def main() -> None:

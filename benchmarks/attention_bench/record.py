@@ -44,13 +44,13 @@ def commit() -> str:
 def append(path: Path, line: dict[str, Any]) -> None:
     """One line, written whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as f:
+    with path.open("a", encoding="utf-8") as f:
         f.write(json.dumps(line) + "\n")
 
 
 def load(path: Path) -> list[dict[str, Any]]:
     """All lines, oldest first; [] when there is no file."""
-    return [json.loads(x) for x in path.read_text().splitlines() if x.strip()] if path.exists() else []
+    return [json.loads(x) for x in path.read_text(encoding="utf-8").splitlines() if x.strip()] if path.exists() else []
 
 
 def newest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

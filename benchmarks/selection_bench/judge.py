@@ -71,7 +71,7 @@ def read(path: Path, name: str) -> tuple[list[Measured], dict[str, Any]]:
     cases = {c.key: c for c in SETS[name]}
     times: dict[str, dict[str, float]] = {}
     last: dict[str, Any] = {}
-    for text in path.read_text().splitlines():
+    for text in path.read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         if line["set"] == name and line["case"] in cases:
             times[line["case"]] = {**times.get(line["case"], {}), **line["us"]}

@@ -113,7 +113,7 @@ def sweep(
             "us": {label: round(value, 3) for label, value in us.items()},
             "errors": errors,
         }
-        with out.open("a") as file:
+        with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         best = min(us, key=us.__getitem__) if us else "-"
         seconds = time.monotonic() - begin

@@ -43,7 +43,7 @@ def write_between(path: Path, text: str) -> None:
     Raises:
         StofError: it has no markers.
     """
-    old = path.read_text()
+    old = path.read_text(encoding="utf-8")
     if BEGIN not in old or END not in old:
         raise StofError("the markers of the selection table are gone", str(path), f"Put {BEGIN} and {END} back")
     head, tail = old.split(BEGIN)[0], old.split(END)[1]

@@ -45,7 +45,7 @@ def commands(monkeypatch):
             model, given = Path(words[words.index("optimize") + 1]), dict(pairwise(words))
             (feeds,), (outputs,) = load_json(given["--load-inputs"]), load_json(given["--load-outputs"])
             assert len(outputs["last_hidden_state"]) == 1 and len(next(iter(feeds.values()))) == 2
-            Path(given["--engine"]).write_text(str(model))
+            Path(given["--engine"]).write_text(str(model), encoding="utf-8")
             lowered = Lowered(
                 read_proto(model), [SiteLowering("a", "block_sm90", mask_bytes=100, dense_mask_bytes=1024)]
             )
@@ -55,10 +55,10 @@ def commands(monkeypatch):
                 race.fused = candidate("fused", 1.5, 2e-3, lowered)
                 report["fusion"] = {"plan": FusionPlan("a timer", "fp16", {}).to_json(), "regions": [{}, {}]}
             report["engine"] = EngineResult(Path(given["--engine"]), "stof", race).to_json()
-            Path(given["--report"]).write_text(json.dumps(report))
+            Path(given["--report"]).write_text(json.dumps(report), encoding="utf-8")
         else:
             script = next(i for i, word in enumerate(words) if word.endswith("run_engine.py"))
-            model = Path(Path(words[script + 1]).read_text())
+            model = Path(Path(words[script + 1]).read_text(encoding="utf-8"))
             feeds = {name: np.load(file) for name, _, file in (word.partition("=") for word in words[script + 2 :])}
             for name, value in Runner(read_proto(model), model.parent).run(feeds).items():
                 np.save(cwd / f"{name}.npy", value)

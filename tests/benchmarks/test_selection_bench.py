@@ -45,7 +45,7 @@ def results(path: Path, cases: list[Case], name: str, wrong: float = 0.0) -> Non
     """A results file as `measure` writes it, times by TRUE."""
     start = {"date": "2026-01-01 00:00", "commit": "abc", "gpu": "NVIDIA H200", "driver": "1", "sms": 132, "arch": 90}
     rng = np.random.default_rng(0)
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         for case in cases:
             tilings, site = Tilings(encoded(case)), site_of(case)
             us = {

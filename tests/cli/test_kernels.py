@@ -47,7 +47,7 @@ def test_what_is_refused(content: str | None, message: str, tmp_path: Path, caps
     files = []
     if content is not None:
         files = [str(tmp_path / "programs.jsonl")]
-        Path(files[0]).write_text(content)
+        Path(files[0]).write_text(content, encoding="utf-8")
     assert cli.main(["kernels", "compile", *files, "-o", str(tmp_path / "kernels")]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1

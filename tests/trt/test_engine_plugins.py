@@ -136,7 +136,7 @@ def test_engines_with_plugins_of_two_builds_in_one_process(engines: Engines, cas
 
 def noexec_folder() -> Path | None:
     """A folder that can be written, on a file system that runs nothing."""
-    for line in Path("/proc/mounts").read_text().splitlines():
+    for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
         _, place, _, options, *_ = line.split()
         if "noexec" in options.split(",") and "rw" in options.split(",") and os.access(place, os.W_OK):
             if place.startswith(("/proc", "/sys", "/dev/pts", "/dev/mqueue")):

@@ -230,6 +230,6 @@ def _run(command: list[str], output: IO[str], environment: dict[str, str]) -> in
 
 def _errors(log: Path, most: int = 12) -> str:
     """The lines of a build log that name errors, or its last ones."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"error|fatal", line, re.I)]
     return "\n".join((errors or lines)[:most] if errors else lines[-most:])
