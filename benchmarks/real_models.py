@@ -17,11 +17,14 @@ import argparse
 import datetime
 import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,62 +105,97 @@ def twin(path: Path) -> Path:
     return path.with_name(f"{path.stem}.one.onnx")
 
 
-def run(path: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All about one exported model: a line for the engine with attentions, one for that with fused regions too."""
-    from polygraphy.json import save_json
+@dataclass(frozen=True)
+class Prepared:
+    """What a model is run on and checked against: outputs of the first batch entry, and the seconds they took."""
+
+    feeds: dict[str, np.ndarray]
+    expected: dict[str, np.ndarray]
+    seconds: float
+
+
+def prepare(path: Path, seed: int) -> Prepared:
+    """Draws weights and inputs and computes the reference. Needs no GPU: another process may do it ahead."""
     from stof_models.info import ExportInfo, info_path
     from stof_models.seeded import fill
     from stof_onnx.graph.read import read_proto
-    from stof_onnx.trt.compare import measure
     from stof_onnx.verify.session import Runner
 
     begun = time.monotonic()
-    say = _Clock(path.stem, begun)
     for model in (path, twin(path)):
         fill(model)
-    say("weights drawn")
-    info = ExportInfo.load(info_path(path))
-    feeds = info.random_inputs(np.random.default_rng(arguments.seed), padded=False)
+    feeds = ExportInfo.load(info_path(path)).random_inputs(np.random.default_rng(seed), padded=False)
     expected = Runner(read_proto(twin(path)), path.parent).run({n: a[:1] for n, a in feeds.items()})
-    reference_s = time.monotonic() - begun
-    say("reference computed")
-    site, batch = info.sites[0], next(iter(feeds.values())).shape[0]
+    return Prepared(feeds, expected, round(time.monotonic() - begun, 1))
+
+
+@dataclass(frozen=True)
+class Built:
+    """The command's engine and report in their folder; `finish` deletes it."""
+
+    path: Path
+    folder: tempfile.TemporaryDirectory[str]
+    prepared: Prepared
+    verified: bool
+    seconds: float
+
+    @property
+    def work(self) -> Path:
+        return Path(self.folder.name)
+
+
+def build(path: Path, prepared: Prepared, arguments: argparse.Namespace) -> Built:
+    """Runs the command."""
+    from polygraphy.json import save_json
+    from stof_models.info import ExportInfo, info_path
+
+    site = ExportInfo.load(info_path(path)).sites[0]
+    batch = next(iter(prepared.feeds.values())).shape[0]
     verified = batch * site.heads * int(site.seq_q) * int(site.seq_kv) <= _MOST_SCORES
-    with tempfile.TemporaryDirectory(dir=path.parent) as name:
-        work = Path(name)
-        inputs, outputs, report = work / "inputs.json", work / "outputs.json", work / "report.json"
-        engine = work / "model.stof.engine"
-        save_json([feeds], str(inputs))
-        save_json([expected], str(outputs))
-        command = ["optimize", path, "-o", work / "model.stof.onnx", "--engine", engine, "--report", report]
-        command += ["--load-inputs", inputs, "--load-outputs", outputs, *([] if verified else ["--no-verify"])]
-        if arguments.timing_cache is not None:
-            command += ["--timing-cache", arguments.timing_cache.resolve()]
-        if arguments.tune_budget:
-            command += ["--tune-budget", arguments.tune_budget]
-        say("the command starts")
-        begun = time.monotonic()
-        if arguments.in_process:
-            _here(command)
-        else:
-            _process([sys.executable, "-c", _COMMAND, *command], work, arguments.timeout)
-        command_s = time.monotonic() - begun
-        say("the command is done")
-        for each, array in feeds.items():
+    folder = tempfile.TemporaryDirectory(dir=path.parent)
+    work = Path(folder.name)
+    inputs, outputs = work / "inputs.json", work / "outputs.json"
+    save_json([prepared.feeds], str(inputs))
+    save_json([prepared.expected], str(outputs))
+    command = ["optimize", path, "-o", work / "model.stof.onnx", "--engine", work / "model.stof.engine"]
+    command += ["--report", work / "report.json", "--load-inputs", inputs, "--load-outputs", outputs]
+    command += ["--no-verify"] * (not verified) + ["--half-io"] * arguments.half_io
+    if arguments.timing_cache is not None:
+        command += ["--timing-cache", arguments.timing_cache.resolve()]
+    if arguments.tune_budget:
+        command += ["--tune-budget", arguments.tune_budget]
+    begun = time.monotonic()
+    if arguments.in_process:
+        _here(command)
+    else:
+        _process([sys.executable, "-c", _COMMAND, *command], work, arguments.timeout)
+    return Built(path, folder, prepared, verified, round(time.monotonic() - begun, 1))
+
+
+def finish(built: Built, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Has a fresh process run the engine: a line for the one with attentions, one for that with fused regions too."""
+    from stof_models.info import ExportInfo, info_path
+    from stof_onnx.trt import turns
+    from stof_onnx.trt.compare import measure
+
+    work, prepared = built.work, built.prepared
+    with built.folder:
+        for each, array in prepared.feeds.items():
             np.save(work / f"{each}.npy", array)
         alone = [sys.executable, "-I", "-c", _ALONE.format(path=[p for p in sys.path if _is_foreign(p)])]
-        given = [f"{each}={work / each}.npy" for each in feeds]
-        _process([*alone, ROOT / "examples" / "run_engine.py", engine, *given], work)
-        say("the engine ran alone")
-        loaded = {each: np.load(work / f"{each}.npy") for each in expected}
-        reported = json.loads(report.read_text())
-    lines = [_line(path, info, reported, batch, arguments.commit)]
-    if "fused" in reported["engine"]:
-        lines.append(lines[0] | _fused(reported))
+        given = [f"{each}={work / each}.npy" for each in prepared.feeds]
+        with turns.building():  # never beside the timing of another process
+            _process([*alone, ROOT / "examples" / "run_engine.py", work / "model.stof.engine", *given], work)
+        loaded = {each: np.load(work / f"{each}.npy") for each in prepared.expected}
+        report = json.loads((work / "report.json").read_text())
+    batch = next(iter(prepared.feeds.values())).shape[0]
+    lines = [_line(built.path, ExportInfo.load(info_path(built.path)), report, batch, arguments)]
+    if "fused" in report["engine"]:
+        lines.append(lines[0] | _fused(report))
     extra = {
-        "err_loaded": measure(loaded, expected).relative,
-        "verified": verified,
-        "seconds": {"reference": round(reference_s, 1), "command": round(command_s, 1)},
+        "err_loaded": measure(loaded, prepared.expected).relative,
+        "verified": built.verified,
+        "seconds": {"reference": prepared.seconds, "command": built.seconds},
     }
     return [line | extra for line in lines]
 
@@ -222,16 +260,6 @@ def _is_foreign(folder: str) -> bool:
     return bool(folder) and not Path(folder).resolve().is_relative_to(ROOT)
 
 
-class _Clock:
-    """Says what is done, and when."""
-
-    def __init__(self, name: str, begun: float) -> None:
-        self.name, self.begun = name, begun
-
-    def __call__(self, what: str) -> None:
-        print(f"[{time.monotonic() - self.begun:6.1f} s] {self.name}: {what}", flush=True)
-
-
 def _process(command: list[Any], cwd: Path, timeout: float | None = None) -> None:
     """Runs it; what it says appears as it is said."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "160"}
@@ -241,7 +269,7 @@ def _process(command: list[Any], cwd: Path, timeout: float | None = None) -> Non
         raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-1500:]}")
 
 
-def _line(path: Path, info: Any, report: dict[str, Any], batch: int, commit: str) -> dict[str, Any]:
+def _line(path: Path, info: Any, report: dict[str, Any], batch: int, arguments: argparse.Namespace) -> dict[str, Any]:
     from stof_onnx.trt import availability, cuda
     from stof_onnx.trt.build import tactic_sources
 
@@ -249,7 +277,7 @@ def _line(path: Path, info: Any, report: dict[str, Any], batch: int, commit: str
     plain, stof = engine["plain"], engine["stof"]
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit,
+        "commit": arguments.commit,
         "gpu": cuda.name(),
         "trt": availability.tensorrt().__version__,
         "tactic_sources": tactic_sources(),
@@ -260,6 +288,7 @@ def _line(path: Path, info: Any, report: dict[str, Any], batch: int, commit: str
         "layers": len(info.sites),
         "precision": "fp16",
         "fusion": False,
+        "half_io": arguments.half_io,
         "plain_ms": plain["ms"],
         "stof_ms": stof["ms"],
         "speedup": plain["ms"] and stof["ms"] and round(plain["ms"] / stof["ms"], 3),
@@ -291,6 +320,7 @@ def main() -> int:
     command.add_argument("models", nargs="+", type=Path)
     command.add_argument("--seed", type=int, default=11)
     command.add_argument("--timing-cache", type=Path, help="of the command; models of one size share most tactics")
+    command.add_argument("--half-io", action="store_true", help="of the command: float16 outputs")
     command.add_argument("--tune-budget", metavar="TIME", help="of the command: fused regions as well, a second line")
     command.add_argument(
         "--in-process",
@@ -301,20 +331,49 @@ def main() -> int:
     command.add_argument("--commit", default=os.environ.get("STOF_COMMIT", ""))
     command.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
     arguments = parser.parse_args()
-    failed = False
     if arguments.command == "export":
         for case in arguments.cases:
             export(case, arguments.output)
         return 0
-    for path in arguments.models:
-        try:
-            lines = run(path, arguments)
-        except Exception as error:  # the next model may still run
-            lines, failed = [{"model": path.stem, "failed": f"{type(error).__name__}: {error}"}], True
+    return _run_all(arguments)
+
+
+def _step_back() -> None:
+    if hasattr(os, "nice"):
+        os.nice(10)  # builds go first
+
+
+def _run_all(arguments: argparse.Namespace) -> int:
+    """References are computed ahead by a helper; while a fresh process runs an engine, the next one is being built."""
+    begun = time.monotonic()
+
+    def finished(built: Built) -> None:
+        write(finish(built, arguments))
+        print(f"[{time.monotonic() - begun:6.1f} s] {built.path.stem}: ran alone", flush=True)
+
+    def write(lines: list[dict[str, Any]]) -> None:
         for line in lines:
             print(json.dumps(line), flush=True)
             with arguments.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+    failed = False
+    pending: dict[Path, Future[None]] = {}
+    context = multiprocessing.get_context("spawn")  # a forked process can not use CUDA
+    with ProcessPoolExecutor(1, context, _step_back) as helper, ThreadPoolExecutor(1) as finisher:
+        ahead = {path: helper.submit(prepare, path, arguments.seed) for path in arguments.models}
+        for path, prepared in ahead.items():
+            try:
+                built = build(path, prepared.result(), arguments)
+                print(f"[{time.monotonic() - begun:6.1f} s] {path.stem}: the command is done", flush=True)
+                pending[path] = finisher.submit(finished, built)
+            except Exception as error:  # the next model may still run
+                failed = True
+                write([{"model": path.stem, "failed": f"{type(error).__name__}: {error}"}])
+        for path, future in pending.items():
+            if (problem := future.exception()) is not None:
+                failed = True
+                write([{"model": path.stem, "failed": f"{type(problem).__name__}: {problem}"}])
     return int(failed)
 
 

@@ -65,6 +65,7 @@ def commands(monkeypatch):
 
     monkeypatch.setattr(real_models, "_process", process)
     monkeypatch.setattr(cuda, "name", lambda: "a GPU")
+    monkeypatch.setattr(cuda, "identity", lambda: "a-gpu")
     monkeypatch.setattr(availability, "tensorrt", lambda: SimpleNamespace(__version__="8.6.0"))
     return seen
 
@@ -76,9 +77,11 @@ def test_a_model_goes_from_export_to_a_line(name, tuned, commands, tmp_path, mon
     real_models.export(f"{name}:2x16x1", tmp_path)
     (path,) = (p for p in tmp_path.glob("*.onnx") if ".one." not in p.name)
     arguments = argparse.Namespace(
-        seed=1, commit="abc", timing_cache=None, tune_budget=tuned, in_process=False, timeout=None
+        commit="abc", timing_cache=None, tune_budget=tuned, in_process=False, timeout=None, half_io=False
     )
-    line, *more = real_models.run(path, arguments)
+    built = real_models.build(path, real_models.prepare(path, seed=1), arguments)
+    line, *more = real_models.finish(built, arguments)
+    assert not built.work.exists()
     assert (line["model"], line["B"], line["layers"]) == (name, 2, 1)
     assert line["S"] == (16 if name != "vit" else 17)
     assert line["mask"] == ("causal" if name != "vit" else "none")
@@ -92,3 +95,17 @@ def test_a_model_goes_from_export_to_a_line(name, tuned, commands, tmp_path, mon
         assert (fused["fusion"], fused["stof_ms"], fused["attention_ms"], fused["gain"]) == (True, 1.5, 2.0, 1.333)
         assert (fused["speedup"], fused["regions"], fused["tuning"]["timer"]) == (2.0, 2, "a timer")
     json.dumps([line, *more])
+
+
+def test_models_are_run_in_turn_and_failures_are_lines(commands, tmp_path, monkeypatch):
+    monkeypatch.setattr(real_models, "HIDDEN", 32)
+    monkeypatch.setattr(real_models, "HEADS", 4)
+    real_models.export("gpt2-causal:2x16x1", tmp_path)
+    models, out = [tmp_path / "gpt2-causal-2x16x1.onnx", tmp_path / "missing.onnx"], tmp_path / "lines.jsonl"
+    monkeypatch.setattr("sys.argv", ["real_models", "run", *map(str, models), "--out", str(out), "--half-io"])
+    assert real_models.main() == 1
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    done = next(line for line in lines if "failed" not in line)
+    assert (done["model"], done["half_io"], done["kept"]) == ("gpt2-causal", True, "stof")
+    assert "--half-io" in commands[0]
+    assert [line["model"] for line in lines if "failed" in line] == ["missing"]
