@@ -120,7 +120,8 @@ def _error(value: float | None) -> str:
 
 def read(path: Path) -> list[Line]:
     """All lines, oldest first; none when there is no file."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text.strip()] if path.exists() else []
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def main() -> None:
