@@ -3,7 +3,8 @@
     python -m benchmarks.end_to_end_table [--add FILE ...]
 
 `--add` appends the lines of files that another machine wrote: of benchmarks.end_to_end and benchmarks.real_models as
-they are, of benchmarks.compile_peer as `compile_ms` and `err_compile` of the encoder's line with that mask and size.
+they are, of benchmarks.compile_peer and benchmarks.compile_models as `compile_ms` (and `err_compile`) of the lines of
+the encoder or model with that mask and size.
 Lines that report a failure are left out and named. The newest line of a case counts; a peer's time stays until it is
 measured anew.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,14 @@ def combined(lines: Iterable[Line]) -> tuple[list[Line], list[str]]:
         if "failed" in line:
             failed.append(f"{line.get('model') or line.get('mask')}: {line['failed']}")
         elif "mode" in line:
-            at = line["mask"], line["B"], line["S"], line["layers"]
+            at = line.get("model", ENCODER), line["mask"], line["B"], line["S"], line["layers"]
             if at not in peers or line["compile_ms"] < peers[at]["compile_ms"]:
                 peers[at] = line
         else:
             results.append(line)
     for line in results:
-        peer = peers.get((line["mask"], line["B"], line["S"], line["layers"])) if line["model"] == ENCODER else None
-        line |= {name: peer[name] for name in _PEER} if peer else {}
+        peer = peers.get(tuple(line[name] for name in ("model", "mask", "B", "S", "layers")), {})
+        line |= {name: peer[name] for name in _PEER if name in peer}
     return results, failed
 
 
@@ -62,8 +64,11 @@ def table(lines: Sequence[Line]) -> str:
     encoder = "The encoder (hidden 768, 12 heads) of `benchmarks/end_to_end.py`:"
     exports = "`stof-onnx optimize --engine` on exports (hidden 768, 12 heads), by `benchmarks/real_models.py`:"
     for title, is_encoder in ((encoder, True), (exports, False)):
-        if some := [x for x in lines if (x["model"] == ENCODER) == is_encoder]:
+        if some := [x for x in lines if (x["model"] == ENCODER) == is_encoder and not x["fusion"]]:
             parts += [title, "", *_rows(some), ""]
+    if some := [x for x in lines if x["fusion"]]:
+        title = "With fused regions, three engines of one sitting (`benchmarks/fusion_columns.py`):"
+        parts += [title, "", *_columns(some), ""]
     parts += _layers(lines)
     sources = sorted({(x["gpu"], x["trt"], x["tactic_sources"]) for x in lines})
     for gpu, trt, tactics in sources:
@@ -79,11 +84,8 @@ def _rows(lines: Sequence[Line]) -> Iterable[str]:
         + " rel. error plain, stof | memory MiB plain, stof | mask bytes, dense | kernel | measured |"
     )
     yield "|" + "---|" * (14 if peer else 12)
-    for x in sorted(lines, key=lambda x: (x["fusion"], -x["B"] * x["S"], -x["S"], x["model"])):
-        name = x["mask"] if x["model"] == ENCODER else x["model"]
-        name += " + regions" if x["fusion"] else ""
-        name += ", fp16 in and out" if x.get("half_io") else ""
-        cells = [name, f"{x['B']},{x['S']}", str(x["layers"])]
+    for x in sorted(lines, key=_order):
+        cells = [_name(x), f"{x['B']},{x['S']}", str(x["layers"])]
         cells += [_number(x["plain_ms"]), _number(x["stof_ms"]), _number(x["speedup"], 3), x["kept"]]
         if peer:
             known = x.get("compile_ms")
@@ -93,6 +95,37 @@ def _rows(lines: Sequence[Line]) -> Iterable[str]:
         cells.append(f"{x['mask_bytes']:,}, {x['dense_mask_bytes']:,}")
         cells += [x["kernel"] or "–", f"{x['date'][:10]} {x['commit']}"]
         yield "| " + " | ".join(cells) + " |"
+
+
+def _columns(lines: Sequence[Line]) -> Iterable[str]:
+    """Plain, attention only, attention and regions; torch.compile; the geometric mean of what regions gain."""
+    yield (
+        "| model, mask | B,S | plain ms | attention ms | + regions ms | attention / regions | plain / regions | kept |"
+        " compile ms | compile / best | rel. error plain, regions | measured |"
+    )
+    yield "|" + "---|" * 12
+    for x in sorted(lines, key=_order):
+        times = x["plain_ms"], x["attention_ms"], x["stof_ms"]
+        cells = [_name(x), f"{x['B']},{x['S']}", *map(_number, times)]
+        cells += [_number(x["gain"], 3), _number(x["speedup"], 3), x["kept"]]
+        known, best = x.get("compile_ms"), min(t for t in times if t is not None)
+        cells += [_number(known), _number(known and known / best, 3)]
+        cells += [f"{_error(x['err_plain'])}, {_error(x['err_stof'])}", f"{x['date'][:10]} {x['commit']}"]
+        yield "| " + " | ".join(cells) + " |"
+    gains = [math.log(x["gain"]) for x in lines if x["gain"]]
+    if gains:
+        mean = math.exp(sum(gains) / len(gains))
+        yield ""
+        yield f"Geometric mean of attention / regions over these {len(gains)}: {mean:.3f}."
+
+
+def _order(x: Line) -> tuple[object, ...]:
+    return -x["B"] * x["S"], -x["S"], x["model"]
+
+
+def _name(x: Line) -> str:
+    name: str = x["mask"] if x["model"] == ENCODER else x["model"]
+    return name + (", fp16 in and out" if x.get("half_io") else "")
 
 
 def _layers(lines: Sequence[Line]) -> list[str]:

@@ -36,6 +36,23 @@ def test_the_faster_mode_of_the_peer_joins_the_encoder_alone():
     assert [x.get("compile_ms") for x in results] == [2.2, None, None]
 
 
+def test_peers_of_models_join_their_lines():
+    peer = PEER | {"model": "bert-window", "compile_ms": 2.4}
+    del peer["err_compile"]
+    results, _ = combined([line(), line(model="bert-window"), line(model="bert-window", fusion=True), peer])
+    assert [x.get("compile_ms") for x in results] == [None, 2.4, 2.4]
+
+
+def test_three_columns_of_fused_regions():
+    fused = line(fusion=True, stof_ms=1.6, attention_ms=2.0, gain=1.25, speedup=3.75, kept="fused", compile_ms=2.4)
+    text = table([line(), fused, fused | {"B": 8, "gain": 0.8, "stof_ms": 2.5, "kept": "stof", "half_io": True}])
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    assert "| window | 16,2048 | 6 | 2 | 1.6 | 1.25 | 3.75 | fused | 2.4 | 1.5 | 1.0e-03, 2.0e-03 |" in rows[3]
+    assert "| window, fp16 in and out | 8,2048 | 6 | 2 | 2.5 | 0.8 | 3.75 | stof | 2.4 | 1.2 |" in rows[4]
+    assert rows[2].count("|") == rows[3].count("|")
+    assert "over these 2: 1.000." in text
+
+
 def test_the_newest_line_counts_and_keeps_the_peer():
     old, new = line(compile_ms=2.2, torch="2.11"), line(plain_ms=6.2, speedup=3.1)
     (kept,) = newest([old, new])
