@@ -20,6 +20,7 @@ import torch
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
 from stof_onnx.kernels.fused_capi import Activation, FusedLibrary, FusedParams, Template
 
+HEAD_DIM, POSITIONS = 64, 2048  # of rotary position embeddings
 CACHE_BYTES = 120 << 20  # what the buffers of a graph exceed together
 DTYPES = {"f16": (torch.float16, DType.F16), "bf16": (torch.bfloat16, DType.BF16)}
 
@@ -33,15 +34,18 @@ class Case:
     bias: bool = True
     residual: bool = False
     gated: bool = False
+    rotated: int = 0  # columns, in heads of HEAD_DIM at POSITIONS positions
 
     def __str__(self) -> str:
         parts = [f"{self.m};{self.k}->{self.n}", self.activation.name.lower()]
         parts += ["bias"] * self.bias + ["residual"] * self.residual + ["gated"] * self.gated
+        parts += [f"rotated {self.rotated}"] * bool(self.rotated)
         return " ".join(parts)
 
 
 def cases(rows: list[int]) -> list[Case]:
-    """BERT/GPT-2's four products with the epilogues they have there, and LLaMA's gated MLP and down-projection."""
+    """BERT/GPT-2's four products with the epilogues they have there, and LLaMA's: packed Q, K, V with rotation and
+    without, the gated MLP, the down-projection."""
     result = []
     for m in rows:
         result += [
@@ -53,6 +57,8 @@ def cases(rows: list[int]) -> list[Case]:
             Case(m, 768, 3072),
             Case(m, 3072, 768, residual=True),
             Case(m, 3072, 768),
+            Case(m, 2048, 6144, bias=False, rotated=4096),
+            Case(m, 2048, 6144, bias=False),
             Case(m, 2048, 5632, Activation.SILU, bias=False, gated=True),
             Case(m, 5632, 2048, bias=False, residual=True),
         ]
@@ -71,6 +77,9 @@ class Buffers:
         self.b2 = draw(case.k, case.n, scale=case.k**-0.5) if case.gated else None
         self.bias = draw(case.n) if case.bias else None
         self.residual = draw(case.m, case.n) if case.residual else None
+        angles = torch.rand(POSITIONS, HEAD_DIM // 2, device=device) * 6.28
+        self.turns = torch.stack([angles.cos(), angles.sin()], -1) if case.rotated else None
+        self.cos, self.sin = (torch.cat([f(angles)] * 2, -1).to(dtype) for f in (torch.cos, torch.sin))
         self.out = torch.empty(case.m, case.n, dtype=dtype, device=device)
 
     def bytes(self) -> int:
@@ -91,6 +100,9 @@ def params(case: Case, buffers: Buffers, dtype: DType, config: int) -> FusedPara
         p.bias = buffers.bias.data_ptr()
     if buffers.residual is not None:
         p.residual, p.stride_residual = buffers.residual.data_ptr(), case.n
+    if buffers.turns is not None:
+        p.rotation, p.rotated_columns = buffers.turns.data_ptr(), case.rotated
+        p.head_dim, p.positions = HEAD_DIM, POSITIONS
     return p
 
 
@@ -112,6 +124,11 @@ def unfused(case: Case, x: Buffers) -> torch.Tensor:
         y = y.mul_(torch.mm(x.a, x.b2))
     if x.residual is not None:
         y.add_(x.residual)
+    if case.rotated:
+        heads = y[:, : case.rotated].unflatten(1, (-1, HEAD_DIM))
+        cos, sin = (t.repeat(-(-case.m // POSITIONS), 1)[: case.m, None] for t in (x.cos, x.sin))
+        first, second = heads.chunk(2, -1)
+        heads.copy_(heads * cos + torch.cat([-second, first], -1) * sin)
     return y
 
 

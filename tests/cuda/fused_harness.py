@@ -21,7 +21,10 @@ from tests.cuda.harness import CAPI_DTYPES, DTYPES, GUARD, POISON, ROUNDING
 
 @dataclass(frozen=True)
 class FusedCase:
-    """What to run. `pad` elements follow each row of every matrix; `residual` is none, other or in_place."""
+    """What to run. `pad` elements follow each row of every matrix; `residual` is none, other or in_place.
+
+    `rotated` columns, in heads of `head_dim`, are rotated by one of `positions` angles for each row.
+    """
 
     template: Template = Template.GEMM_EPILOGUE
     config: int = AUTO_CONFIG
@@ -33,10 +36,15 @@ class FusedCase:
     bias: bool = True
     residual: str = "none"
     pad: int = 0
+    rotated: int = 0
+    head_dim: int = 0
+    positions: int = 0
 
     def __str__(self) -> str:
         parts = [self.template.name.lower(), f"{self.config}", f"{self.m}x{self.n}x{self.k}", self.dtype]
         parts += [self.activation.name.lower(), f"bias{int(self.bias)}", self.residual, f"pad{self.pad}"]
+        if self.rotated:
+            parts.append(f"rotated{self.rotated}x{self.head_dim}x{self.positions}")
         return "-".join(parts)
 
 
@@ -64,6 +72,7 @@ class FusedInputs:
         self.bias = self._randn(case.n) if case.bias else None
         self.bias2 = self._randn(case.n) if case.bias and gated else None
         self.residual = self._matrix(case.m, case.n) if case.residual != "none" else None
+        self.turns = self._turns() if case.rotated else None
 
     def _randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator, device=self.device).to(self.dtype)
@@ -73,6 +82,14 @@ class FusedInputs:
         view = storage[:rows, :columns]
         view.copy_(self._randn(rows, columns) * scale)
         return view
+
+    def _turns(self) -> torch.Tensor:
+        """float32 [positions, head_dim / 2, 2]: cos and sin of random angles, NaN behind the last."""
+        pairs = self.case.positions, self.case.head_dim // 2
+        angles = torch.rand(*pairs, generator=self.generator, device=self.device) * 2 * torch.pi
+        storage = torch.full((pairs[0] + 1, pairs[1], 2), torch.nan, device=self.device)
+        storage[:-1] = torch.stack([angles.cos(), angles.sin()], -1)
+        return storage[:-1]
 
     def output(self) -> tuple[torch.Tensor, torch.Tensor]:
         """A poisoned output, and the whole buffer with its guard zones."""
@@ -98,6 +115,9 @@ class FusedInputs:
         if self.residual is not None:
             place = out if case.residual == "in_place" else self.residual
             p.residual, p.stride_residual = place.data_ptr(), place.stride(0)
+        if self.turns is not None:
+            p.rotation, p.rotated_columns = self.turns.data_ptr(), case.rotated
+            p.head_dim, p.positions = case.head_dim, case.positions
         return p
 
     def reference(self, dtype: torch.dtype) -> torch.Tensor:
@@ -110,7 +130,17 @@ class FusedInputs:
         out = activate(linear(self.b, self.bias), self.case.activation)
         if self.b2 is not None:
             out = out * linear(self.b2, self.bias2)
+        if self.turns is not None:
+            out = torch.cat([self._rotated(out[:, : self.case.rotated], dtype), out[:, self.case.rotated :]], 1)
         return out if self.residual is None else out + self.residual.to(dtype)
+
+    def _rotated(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        assert self.turns is not None
+        case = self.case
+        turns = self.turns.to(dtype)[torch.arange(case.m, device=self.device) % case.positions, None]
+        cos, sin = turns[..., 0], turns[..., 1]
+        first, second = x.reshape(case.m, -1, case.head_dim // 2, 2).unbind(-1)
+        return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).reshape(x.shape)
 
 
 def run(library: FusedLibrary, inputs: FusedInputs) -> torch.Tensor:
@@ -184,6 +214,14 @@ def cases(library: FusedLibrary) -> Iterator[FusedCase]:
                         yield dataclasses.replace(base, m=m, n=n, k=k, residual=residual, pad=24, dtype="bf16")
                     gelu = Activation.GELU_ERF
                     yield dataclasses.replace(base, m=1000, n=1000, k=1000, residual=residual, activation=gelu)
+                # Q and K heads ahead of V: of sizes that tiles do not hold whole, all columns, positions that wrap.
+                for n, rotated, head_dim, positions in (
+                    (2304, 1536, 64, 512), (3072, 2560, 128, 77), (1000, 720, 80, 4096), (264, 264, 88, 1),
+                    (648, 16, 8, 300),
+                ):  # fmt: skip
+                    turned = dataclasses.replace(base, rotated=rotated, head_dim=head_dim, positions=positions)
+                    yield dataclasses.replace(turned, m=1500, n=n, k=264, dtype="bf16", pad=8)
+                    yield dataclasses.replace(turned, m=77, n=n, k=520, bias=False)
     for template in Template:
         for m in (1, 128, 4096):
             yield FusedCase(template, AUTO_CONFIG, m, 768, 768)
@@ -195,9 +233,18 @@ def fuzz(library: FusedLibrary, count: int, seed: int) -> Iterator[FusedCase]:
     for _ in range(count):
         template = rng.choice(list(Template))
         gated = template == Template.GATED_MLP
-        yield FusedCase(
+        case = FusedCase(
             template, rng.randrange(-1, len(library.configs(template))),
             m=rng.randint(1, 3000), n=8 * rng.randint(1, 300), k=8 * rng.randint(1, 200),
             dtype=rng.choice(("f16", "bf16")), activation=rng.choice(list(Activation)), bias=rng.random() < 0.7,
             residual="none" if gated else rng.choice(("none", "other", "in_place")), pad=8 * rng.randint(0, 3),
         )  # fmt: skip
+        yield _turned(case, rng) if not gated and rng.random() < 0.3 else case
+
+
+def _turned(case: FusedCase, rng: random.Random) -> FusedCase:
+    """The case with a rotation in place of an activation and a residual."""
+    head_dim = 8 * rng.randint(1, min(32, case.n // 8))
+    rotated = head_dim * rng.randint(1, case.n // head_dim)
+    turned = {"rotated": rotated, "head_dim": head_dim, "positions": rng.randint(1, 2 * case.m)}
+    return dataclasses.replace(case, activation=Activation.NONE, residual="none", **turned)

@@ -18,6 +18,7 @@ from tests.cuda.fused_harness import cases, check, fuzz  # noqa: E402
 pytestmark = pytest.mark.skipif(not DEFAULT_LIBRARY.is_file(), reason="needs `make cuda`")
 SEED = int(time.time())
 FUZZ_BATCHES, FUZZ_CASES = 4, 40
+ROTATION = {"activation": 0, "rotation": 4096, "rotated_columns": 32, "head_dim": 16, "positions": 50}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,10 @@ def test_every_variant_takes_valid_parameters(library: FusedLibrary, template: T
     assert library.unsupported(params(template, m=1, stride_a=72, n=8, k=8)) is None
 
 
+def test_a_rotation_is_taken(library: FusedLibrary) -> None:
+    assert library.unsupported(params(**ROTATION)) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -73,6 +78,14 @@ def test_every_variant_takes_valid_parameters(library: FusedLibrary, template: T
         ({"b2": 512}, "outside a gated region"),
         ({"residual": 2048, "stride_residual": 72}, "another row stride"),
         ({"residual": 2048, "stride_residual": 8}, "shorter than its row"),
+        ({**ROTATION, "activation": Activation.GELU_ERF}, "beside a gate, an activation"),
+        ({**ROTATION, "residual": 2048, "stride_residual": 64}, "beside a gate, an activation or a residual"),
+        ({**ROTATION, "rotation": 4104}, "rotation that is not 16-byte aligned"),
+        ({**ROTATION, "positions": 0}, "without positions"),
+        ({**ROTATION, "head_dim": 12}, "no multiple of 8"),
+        ({**ROTATION, "rotated_columns": 40}, "no whole heads"),
+        ({**ROTATION, "rotated_columns": 80}, "no whole heads"),
+        ({**ROTATION, "rotation": None}, "without a rotation"),
     ],
 )
 def test_bad_parameters_are_refused(library: FusedLibrary, changes: dict[str, int], reason: str) -> None:
@@ -86,6 +99,7 @@ def test_a_gated_region_needs_both_weights_and_has_no_residual(library: FusedLib
     assert "null matrix" in (library.unsupported(params(Template.GATED_MLP, b2=None)) or "")
     refused = params(Template.GATED_MLP, residual=4096, stride_residual=64)
     assert "gated region with a residual" in (library.unsupported(refused) or "")
+    assert "beside a gate" in (library.unsupported(params(Template.GATED_MLP, **ROTATION)) or "")
 
 
 @pytest.mark.parametrize("template", Template)
@@ -101,7 +115,7 @@ def test_a_missing_library_says_how_to_build_it(tmp_path) -> None:
 
 
 def test_layout_of_the_parameters_matches() -> None:
-    assert ctypes.sizeof(FusedParams) == 8 * 4 + 7 * 8 + 5 * 8 + 2 * 8
+    assert ctypes.sizeof(FusedParams) == 8 * 4 + 7 * 8 + 5 * 8 + 2 * 8 + 8 + 4 * 4
 
 
 def hopper() -> bool:

@@ -26,6 +26,17 @@ def as_text(items: Sequence[tuple[RowProgram, RowConfig, int]], arch: int) -> li
     return [json.dumps({"program": program.to_json(), "rank": rank}) for program, _, rank in items]
 
 
+def rotated(y: np.ndarray, rotation: np.ndarray, columns: int, head_dim: int) -> np.ndarray:
+    """The first columns' heads, pairs of neighbours turned by the angle of the row's position."""
+    assert rotation.shape[1] == head_dim
+    rows = y.reshape(-1, y.shape[-1])
+    turns = rotation[np.arange(len(rows)) % len(rotation)].reshape(len(rows), 1, -1, 2) @ [1, 1j]
+    pairs = rows[:, :columns].reshape(len(rows), -1, head_dim // 2, 2) @ [1, 1j]
+    turned = pairs * turns
+    both = np.stack([turned.real, turned.imag], -1).reshape(len(rows), columns)
+    return np.concatenate([both, rows[:, columns:]], 1).reshape(y.shape)
+
+
 def region(inputs: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
     """The outputs of one node."""
     x = inputs[0].astype(np.float64)
@@ -45,6 +56,8 @@ def region(inputs: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
         bias = rest.pop(0)
         assert bias.ndim == 1
         y = y + bias
+    if a.get("rotated_columns"):
+        return [rotated(y, rest.pop(0), a["rotated_columns"], a["head_dim"])]
     y = act(y)
     if a["has_residual"]:
         residual = rest.pop(0)

@@ -8,7 +8,7 @@ namespace {
 
 bool small(int64_t v) { return v > 0 && v <= INT32_MAX; }
 
-// Inputs in order: x, w, [w_up], [bias], [b_up], [residual].
+// Inputs in order: x, w, [w_up], [bias], [b_up], [residual], [rotation].
 class GemmRegion final : public RegionCore {
  public:
   GemmRegion(const RegionConfig& config, int32_t variant)
@@ -16,9 +16,11 @@ class GemmRegion final : public RegionCore {
         bias_(config.has_bias != 0),
         residual_(config.has_residual != 0),
         activation_(static_cast<Activation>(config.activation)),
+        rotated_columns_(config.rotated_columns),
+        head_dim_(config.head_dim),
         variant_(variant) {}
 
-  int32_t num_inputs() const override { return residual_input() + residual_; }
+  int32_t num_inputs() const override { return rotation_input() + (rotated_columns_ > 0); }
   int32_t num_outputs() const override { return 1; }
   ElementType output_type(int32_t, const ElementType* inputs) const override { return inputs[0]; }
 
@@ -32,6 +34,7 @@ class GemmRegion final : public RegionCore {
 
   bool supports(int32_t pos, const TensorDesc* tensors) const override {
     const ElementType type = tensors[pos].type;
+    if (rotated_columns_ && pos == rotation_input()) return type == ElementType::kF32;
     return pos == 0 ? type == ElementType::kF16 || type == ElementType::kBF16 : type == tensors[0].type;
   }
 
@@ -40,7 +43,7 @@ class GemmRegion final : public RegionCore {
     if (const char* why = plan(in, n, p, error, size)) return why;
     // The outcome depends on no pointer, but parameters are checked whole: any aligned address will do.
     const void* const somewhere = reinterpret_cast<const void*>(uintptr_t{256});
-    const void* pointers[6] = {somewhere, somewhere, somewhere, somewhere, somewhere, somewhere};
+    const void* pointers[6] = {somewhere, somewhere, somewhere, somewhere, somewhere, somewhere};  // no template has more inputs
     place(p, pointers, const_cast<void*>(somewhere));
     if (const char* why = fused_unsupported(p)) return fail(error, size, "no kernel runs this region: %s", why);
     bytes = fused_workspace_bytes(p);
@@ -77,6 +80,7 @@ class GemmRegion final : public RegionCore {
  private:
   int32_t bias_input() const { return gated_ ? 3 : 2; }
   int32_t residual_input() const { return bias_input() + (bias_ ? gated_ ? 2 : 1 : 0); }
+  int32_t rotation_input() const { return residual_input() + residual_; }
 
   // All of `p` but the pointers.
   const char* plan(const TensorDesc* in, int32_t n, FusedParams& p, char* error, size_t size) const {
@@ -102,6 +106,17 @@ class GemmRegion final : public RegionCore {
       for (int32_t i = 0; fits && i < x.rank - 1; ++i) fits = r.dims[i] == x.dims[i];
       if (!fits) return fail(error, size, "the residual does not have the output's shape");
     }
+    if (rotated_columns_) {
+      const TensorDesc& r = in[rotation_input()];
+      if (r.rank != 2 || !small(r.dims[0]) || r.dims[1] != head_dim_)
+        return fail(error, size, "the rotation is not [S, %d]", head_dim_);
+      const int64_t seq = x.rank == 3 ? x.dims[1] : r.dims[0];
+      if (seq != r.dims[0] || rows % seq != 0)
+        return fail(error, size, "x has other positions than the rotation's %lld", static_cast<long long>(r.dims[0]));
+      p.rotated_columns = rotated_columns_;
+      p.head_dim = head_dim_;
+      p.positions = static_cast<int32_t>(r.dims[0]);
+    }
     p.template_id = gated_ ? FusedTemplate::kGatedMlp : FusedTemplate::kGemmEpilogue;
     p.config = variant_;
     p.dtype = x.type == ElementType::kF16 ? DType::kF16 : x.type == ElementType::kBF16 ? DType::kBF16 : DType::kF32;
@@ -121,11 +136,13 @@ class GemmRegion final : public RegionCore {
     if (bias_) p.bias = data[bias_input()];
     if (bias_ && gated_) p.bias2 = data[bias_input() + 1];
     if (residual_) p.residual = data[residual_input()];
+    if (rotated_columns_) p.rotation = static_cast<const float*>(data[rotation_input()]);
     p.out = out;
   }
 
   bool gated_, bias_, residual_;
   Activation activation_;
+  int32_t rotated_columns_, head_dim_;
   int32_t variant_;
 };
 

@@ -10,8 +10,8 @@ namespace stof {
 namespace {
 
 constexpr uint32_t kMagic = 0x47525453;  // "STRG"
-constexpr uint32_t kFormat = 1;
-constexpr size_t kHeaderBytes = 16, kWordBytes = 24;
+constexpr uint32_t kFormat = 2;
+constexpr size_t kHeaderBytes = 16, kWords = 8, kWordBytes = 4 * kWords;
 constexpr size_t kLongestName = 31, kLongestProgram = size_t{256} << 20;
 
 constexpr const char* kTemplates[] = {"gemm_epilogue", "gated_mlp", "cubin", nullptr};
@@ -21,10 +21,20 @@ struct Row {
   const char* name;
   Field::Kind kind;
 };
-enum Attribute { kTemplate, kActivation, kHasBias, kHasResidual, kConfigName, kProgram };
-constexpr Row kRows[] = {{"template", Field::Kind::kText}, {"activation", Field::Kind::kText},
-                         {"has_bias", Field::Kind::kInt},  {"has_residual", Field::Kind::kInt},
-                         {"config", Field::Kind::kText},   {"program", Field::Kind::kText}};
+enum Attribute { kTemplate, kActivation, kHasBias, kHasResidual, kRotatedColumns, kHeadDim, kConfigName, kProgram };
+constexpr Row kRows[] = {{"template", Field::Kind::kText},       {"activation", Field::Kind::kText},
+                         {"has_bias", Field::Kind::kInt},        {"has_residual", Field::Kind::kInt},
+                         {"rotated_columns", Field::Kind::kInt}, {"head_dim", Field::Kind::kInt},
+                         {"config", Field::Kind::kText},         {"program", Field::Kind::kText}};
+
+int32_t& number(RegionConfig& c, int32_t attribute) {
+  switch (attribute) {
+    case kHasBias: return c.has_bias;
+    case kHasResidual: return c.has_residual;
+    case kRotatedColumns: return c.rotated_columns;
+    default: return c.head_dim;
+  }
+}
 
 // Index of `text` in a nullptr-terminated list, or -1.
 int32_t find(const char* const* names, const std::string& text) {
@@ -82,12 +92,17 @@ const char* check(const RegionConfig& c, char* error, size_t size) {
   if (c.program.size() > kLongestProgram) return fail(error, size, "the program has %zu bytes, which is too many", c.program.size());
   if (c.template_id == RegionTemplate::kCubin) {
     if (c.program.empty()) return fail(error, size, "template 'cubin' needs the attribute 'program'");
-    if (c.activation || c.has_bias || c.has_residual || c.config != "auto")
+    if (c.activation || c.has_bias || c.has_residual || c.rotated_columns || c.head_dim || c.config != "auto")
       return fail(error, size, "template 'cubin' has no attributes but 'program'");
   } else {
     if (!c.program.empty()) return fail(error, size, "only template 'cubin' has the attribute 'program'");
     if (c.template_id == RegionTemplate::kGatedMlp && c.has_residual)
       return fail(error, size, "template 'gated_mlp' has no residual");
+    if (c.rotated_columns < 0 || c.head_dim < 0 || (c.rotated_columns == 0) != (c.head_dim == 0) ||
+        (c.head_dim && (c.head_dim % 8 != 0 || c.rotated_columns % c.head_dim != 0)))
+      return fail(error, size, "%d rotated columns are no whole heads of %d, a multiple of 8", c.rotated_columns, c.head_dim);
+    if (c.rotated_columns && (c.template_id != RegionTemplate::kGemmEpilogue || c.activation || c.has_residual))
+      return fail(error, size, "rotated columns go with template 'gemm_epilogue' without activation and residual only");
   }
   return nullptr;
 }
@@ -111,7 +126,7 @@ const char* read_region_fields(const Field* fields, int32_t count, RegionConfig&
     if (field.kind != kRows[i].kind) return fail(error, error_size, "attribute '%s' has the wrong type", name);
     if (field.kind == Field::Kind::kInt) {
       if (field.length != 1) return fail(error, error_size, "attribute '%s' has %d values, not one", name, field.length);
-      std::memcpy(i == kHasBias ? &config.has_bias : &config.has_residual, field.data, 4);
+      std::memcpy(&number(config, i), field.data, 4);
       continue;
     }
     const char* const data = static_cast<const char*>(field.data);
@@ -136,9 +151,8 @@ const char* read_region_fields(const Field* fields, int32_t count, RegionConfig&
 
 std::vector<unsigned char> serialize(const RegionConfig& c) {
   std::vector<unsigned char> out(kHeaderBytes + kWordBytes + c.config.size() + c.program.size());
-  const int32_t words[6] = {static_cast<int32_t>(c.template_id), c.activation, c.has_bias, c.has_residual,
-                            static_cast<int32_t>(c.config.size()), static_cast<int32_t>(c.program.size())};
-  static_assert(sizeof words == kWordBytes, "six words");
+  const int32_t words[kWords] = {static_cast<int32_t>(c.template_id), c.activation, c.has_bias, c.has_residual, c.rotated_columns,
+                                 c.head_dim, static_cast<int32_t>(c.config.size()), static_cast<int32_t>(c.program.size())};
   unsigned char* const body = out.data() + kHeaderBytes;
   std::memcpy(body, words, sizeof words);
   std::memcpy(body + kWordBytes, c.config.data(), c.config.size());
@@ -162,18 +176,21 @@ const char* deserialize(const void* bytes, size_t length, RegionConfig& config, 
   const unsigned char* const body = in + kHeaderBytes;
   if (header[3] != fnv1a(body, length - kHeaderBytes))
     return fail(error, error_size, "the engine's bytes for this plugin are damaged (checksum)");
-  int32_t words[6];
+  int32_t words[kWords];
   std::memcpy(words, body, sizeof words);
   const size_t rest = length - kHeaderBytes - kWordBytes;
-  if (words[4] < 0 || words[5] < 0 || static_cast<size_t>(words[4]) + static_cast<size_t>(words[5]) != rest)
-    return fail(error, error_size, "the engine's bytes for this plugin hold texts of %d and %d bytes in %zu", words[4], words[5], rest);
+  const int32_t name = words[6], program = words[7];
+  if (name < 0 || program < 0 || static_cast<size_t>(name) + static_cast<size_t>(program) != rest)
+    return fail(error, error_size, "the engine's bytes for this plugin hold texts of %d and %d bytes in %zu", name, program, rest);
   const char* const texts = reinterpret_cast<const char*>(body + kWordBytes);
   config.template_id = static_cast<RegionTemplate>(words[0]);
   config.activation = words[1];
   config.has_bias = words[2];
   config.has_residual = words[3];
-  config.config.assign(texts, static_cast<size_t>(words[4]));
-  config.program.assign(texts + words[4], static_cast<size_t>(words[5]));
+  config.rotated_columns = words[4];
+  config.head_dim = words[5];
+  config.config.assign(texts, static_cast<size_t>(name));
+  config.program.assign(texts + name, static_cast<size_t>(program));
   return check(config, error, error_size);
 }
 
@@ -188,6 +205,7 @@ std::string describe(const RegionConfig& c) {
   text += std::string(" activation=") + kActivations[c.activation];
   text += c.has_bias ? " has_bias=1" : " has_bias=0";
   text += c.has_residual ? " has_residual=1" : " has_residual=0";
+  if (c.rotated_columns) text += " rotated_columns=" + std::to_string(c.rotated_columns) + " head_dim=" + std::to_string(c.head_dim);
   return text + " config=" + c.config;
 }
 

@@ -16,6 +16,7 @@ struct RegionConfig {
   RegionTemplate template_id = RegionTemplate::kGemmEpilogue;
   int32_t activation = 0;  // stof::Activation
   int32_t has_bias = 0, has_residual = 0;
+  int32_t rotated_columns = 0, head_dim = 0;  // of kGemmEpilogue: the first columns are heads that are rotated; both 0: none
   std::string config = "auto";  // a variant of a GEMM template
   std::string program;          // kCubin: the raw bytes of its program
 };

@@ -1,8 +1,11 @@
 // Fused GEMM regions: the public face of cuda/src/fused. POD parameters, a stream, a cudaError_t.
 // No allocation, no synchronisation, no global state: every call can be captured in a CUDA graph.
 //
-//   kGemmEpilogue  out = activation(a b + bias) + residual
+//   kGemmEpilogue  out = activation(a b + bias) + residual, or rotated(a b + bias)
 //   kGatedMlp      out = activation(a b + bias) * (a b2 + bias2)
+//
+// rotated(): rotary position embedding of the first columns, which are heads. Columns 2j and 2j + 1 of a head are a pair (x, y), which becomes
+// (x cos - y sin, y cos + x sin) with the cos and sin that `rotation` holds for j and the row's position, row mod positions.
 //
 // Products are summed in fp32, the epilogue is computed in fp32, and the result is rounded once.
 #pragma once
@@ -37,6 +40,11 @@ struct FusedParams {
   int64_t stride_a, stride_b, stride_b2, stride_residual, stride_out;
   void* workspace;      // fused_workspace_bytes(), 256-byte aligned; may be null when that is 0
   size_t workspace_bytes;
+  const float* rotation;    // [positions, head_dim / 2] pairs (cos, sin), 16-byte aligned; or null. kGemmEpilogue only
+  int32_t rotated_columns;  // heads times head_dim; 0 without rotation, like the two below
+  int32_t head_dim;         // a multiple of 8
+  int32_t positions;
+  int32_t reserved2;  // 0
 };
 
 // One compiled variant of a template. Sizes are those of the output tile and of the step along k.

@@ -113,6 +113,15 @@ const char* fused_unsupported(const FusedParams& p) {
   if (p.residual)
     if (const char* why = bad_matrix(p.residual, p.stride_residual, p.n)) return why;
   if (misaligned(p.bias) || misaligned(p.bias2)) return "a bias that is not 16-byte aligned";
+  if (p.rotation) {
+    if (gated || p.residual || p.activation != Activation::kNone) return "a rotation beside a gate, an activation or a residual";
+    if (misaligned(p.rotation)) return "a rotation that is not 16-byte aligned";
+    if (p.head_dim < 8 || p.head_dim % 8 != 0 || p.positions < 1) return "a rotation without positions or of heads that are no multiple of 8";
+    if (p.rotated_columns < 1 || p.rotated_columns > p.n || p.rotated_columns % p.head_dim != 0)
+      return "rotated columns that are no whole heads of the output";
+  } else if (p.rotated_columns || p.head_dim || p.positions) {
+    return "rotated columns without a rotation";
+  }
   if (p.residual == p.out && p.stride_residual != p.stride_out) return "a residual in place with another row stride";
   return nullptr;
 }

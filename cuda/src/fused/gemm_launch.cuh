@@ -49,6 +49,7 @@ inline cudaError_t make_args(GemmArgs* args, const FusedParams& p, int rows, int
   args->group = kGroup * rows / cluster_rows;
   args->activation = p.activation;
   args->has_residual = p.residual != nullptr;
+  args->rotation = {reinterpret_cast<const float2*>(p.rotation), p.rotated_columns, p.head_dim, p.positions};
   return cudaSuccess;
 }
 

@@ -17,6 +17,7 @@
 #include <cuda.h>
 
 #include "fused/activation.cuh"
+#include "fused/rotation.cuh"
 #include "sm90/barrier.cuh"
 #include "sm90/fragments.cuh"
 #include "sm90/tma.cuh"
@@ -40,6 +41,7 @@ struct GemmArgs {
   int32_t group;                       // clusters along m that walk along n together
   Activation activation;
   bool has_residual;
+  Rotation rotation;
 };
 
 template <class Element_, int kBands_, int kColumns_, int kStages_, int kCluster_, bool kPingPong_, bool kGated_,
@@ -299,8 +301,8 @@ struct GemmConsumer {
     }
   }
 
-  // Bias, activation and gate of a chunk, in fp32.
-  __device__ __forceinline__ void finish(float (&v)[32], int chunk) const {
+  // Bias, activation, gate and rotation of a chunk, in fp32.
+  __device__ __forceinline__ void finish(float (&v)[32], int chunk, GemmPlace tile) const {
     const int c = chunk % C::kColumnChunks;
     const float* const from = acc + chunk / C::kColumnChunks * C::kAccumulators + c * 32;
 #pragma unroll
@@ -312,6 +314,7 @@ struct GemmConsumer {
       v[4 * j + 3] = from[4 * j + 3] + b.y;
     }
     activate_all(v, args.activation);
+    if constexpr (!C::kGated) rotate(v, slab(tile, chunk));
     if constexpr (C::kGated) {
       const float* const factor = from + C::kAccumulators / 2;
 #pragma unroll
@@ -322,6 +325,24 @@ struct GemmConsumer {
         v[4 * j + 2] *= factor[4 * j + 2] + b.x;
         v[4 * j + 3] *= factor[4 * j + 3] + b.y;
       }
+    }
+  }
+
+  __device__ __forceinline__ void rotate(float (&v)[32], GemmPlace at) const {
+    const Rotation& rotation = args.rotation;
+    if (at.column >= rotation.columns) return;
+    const int column = at.column + lane % 4 * 2;
+    const float2* const upper = rotation.row(at.row + lane / 4);
+    const float2* const lower = rotation.row(at.row + lane / 4 + 8);
+    int within = column % rotation.head_dim;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (column + 8 * j < rotation.columns) {
+        rotate_pair(v[4 * j], v[4 * j + 1], __ldg(upper + within / 2));
+        rotate_pair(v[4 * j + 2], v[4 * j + 3], __ldg(lower + within / 2));
+      }
+      within += 8;
+      if (within >= rotation.head_dim) within -= rotation.head_dim;
     }
   }
 
@@ -353,7 +374,7 @@ struct GemmConsumer {
     for (int chunk = 0; chunk < C::kChunks; ++chunk) {
       float v[32];
       uint32_t words[16];
-      finish(v, chunk);
+      finish(v, chunk, tile);
       const bool residual = !C::kGated && args.has_residual;
       if (residual) {
         add_residual(v, chunk);
@@ -376,7 +397,7 @@ struct GemmConsumer {
 #pragma unroll
     for (int chunk = 0; chunk < C::kChunks; ++chunk) {
       float v[32];
-      finish(v, chunk);
+      finish(v, chunk, tile);
       if (!C::kGated && C::kWholeTile && args.has_residual) add_residual(v, chunk);
       pack_all(v, packed + chunk * 16);
     }

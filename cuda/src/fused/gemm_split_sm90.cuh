@@ -113,6 +113,7 @@ __device__ __forceinline__ void split_finish(const GemmArgs& a, uint32_t shared,
     for (int h = 0; h < 2; ++h) {
       if (row + 8 * h >= a.m) continue;
       float x = activate(sum[2 * h] + bias.x, a.activation), y = activate(sum[2 * h + 1] + bias.y, a.activation);
+      if (at < a.rotation.columns) rotate_pair(x, y, __ldg(a.rotation.row(row + 8 * h) + at % a.rotation.head_dim / 2));
       if (a.has_residual) {  // may lie where the output does: read by the thread that writes there
         const Element* const from = static_cast<const Element*>(a.residual_data) + (row + 8 * h) * a.stride_residual + at;
         const float2 r = unpack<Element>(*reinterpret_cast<const uint32_t*>(from));

@@ -13,7 +13,7 @@ from pathlib import Path
 from stof_onnx.errors import StofError
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, check_layout, load_library
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 AUTO_CONFIG = -1
 
 
@@ -56,6 +56,11 @@ class FusedParams(ct.Structure):
         ("stride_out", ct.c_int64),
         ("workspace", ct.c_void_p),
         ("workspace_bytes", ct.c_size_t),
+        ("rotation", ct.c_void_p),
+        ("rotated_columns", ct.c_int32),
+        ("head_dim", ct.c_int32),
+        ("positions", ct.c_int32),
+        ("reserved2", ct.c_int32),
     ]
 
 

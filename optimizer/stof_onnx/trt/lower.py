@@ -22,8 +22,15 @@ from stof_onnx.kernels.select import Device
 from stof_onnx.trt.flatten import flatten
 from stof_onnx.trt.fold_constants import fold_dense_masks, fold_position_tables
 from stof_onnx.trt.pack_qkv import pack_qkv
+from stof_onnx.trt.pack_rotated import may_rotate, pack_rotated
 from stof_onnx.trt.plugin_nodes import SiteLowering, is_plugin, make_plugin_nodes
-from stof_onnx.trt.region_nodes import RegionLowering, inline_regions, make_region_nodes, settle_programs
+from stof_onnx.trt.region_nodes import (
+    RegionLowering,
+    RotatedRegions,
+    inline_regions,
+    make_region_nodes,
+    settle_programs,
+)
 
 EMITTED_DOMAIN = "trt.plugins"  # where ONNX Runtime's TensorRT provider looks for plugins
 _TOO_LARGE = 1 << 30  # bytes above which weights go to a file of their own
@@ -62,7 +69,7 @@ class Lowered:
     regions: list[RegionLowering] = field(default_factory=list)
     packed: int = 0
     flattened: int = 0
-    has_regions: bool = False  # the portable model has regions, whether they were lowered or not
+    has_regions: bool = False  # the portable model has regions, or may have rotations; lowered or not
 
     @property
     def fused(self) -> int:
@@ -100,7 +107,13 @@ def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:
     result = Lowered(_without_functions(lowered), sites, regions, has_regions=has_regions)
     fold_position_tables(result.model)
     if options.rank_2 and result.plugins:
+        rotated = RotatedRegions(symbolic, o.precision, o.device, o.domain)
         result.packed = pack_qkv(result.model, symbolic, programs.projections)
+        result.has_regions |= may_rotate(result.model, rotated)
+        if o.regions:
+            turned = pack_rotated(result.model, symbolic, rotated)
+            result.packed += len(turned)
+            result.regions += turned
         result.flattened = flatten(result.model, symbolic.refreshed(result.model))
     settle_programs(result.model, programs, o.device)
     drop_dead(result.model.graph)

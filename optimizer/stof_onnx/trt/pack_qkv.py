@@ -8,6 +8,7 @@ TensorRT then makes no copy beside the plugin, and one GEMM instead of three.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +17,13 @@ import onnx
 from onnx import helper
 
 from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of
-from stof_onnx.graph.proto_shapes import SymbolicShapes
+from stof_onnx.graph.proto_shapes import Dim, SymbolicShapes
 from stof_onnx.trt.plugin_nodes import is_plugin
 from stof_onnx.trt.region_nodes import PackedRegion, gemm_region, narrowed
 
 
 @dataclass(frozen=True)
-class _Projection:
+class Projection:
     """x W (+ b). `x` has rank 3, or rank 2 where a Reshape to rank 3 follows."""
 
     x: str
@@ -59,16 +60,15 @@ def _pack(
         return None
     heads, kv_heads, dim, v_dim = (int(attributes[a]) for a in ("num_heads", "num_kv_heads", "head_dim", "v_head_dim"))  # type: ignore[call-overload]
     widths = [heads * dim, kv_heads * dim, kv_heads * v_dim]
-    out_width = heads * v_dim
     base = node.name or node.output[0]
     source = _split_source(graph, (q, k, v), widths)
     new: list[onnx.NodeProto] = []
     if source is not None:
         rows_of = source
-        qkv = _flat(graph, source, sum(widths), base, new)
+        qkv = flat_rows(graph, source, sum(widths), base, new)
         shapes.note_flats([qkv], rows_of, sum(widths))
     else:
-        projections = [_projection(graph, name, shapes) for name in (q, k, v)]
+        projections = [projection_of(graph, name, shapes) for name in (q, k, v)]
         found = [p for p in projections if p is not None]
         if len(found) < 3 or len({p.x for p in found}) > 1 or len({p.weight.dtype for p in found}) > 1:
             return None
@@ -77,12 +77,20 @@ def _pack(
         rows_of, x = q, found[0].x
         if shapes.rank(x) == 3:
             rows_of = x
-            x = _flat(graph, x, found[0].weight.shape[0], base, new)
+            x = flat_rows(graph, x, found[0].weight.shape[0], base, new)
         shapes.note_flats([x], rows_of, found[0].weight.shape[0])
         first = len(new)
         qkv = _gemm(graph, x, found, base, new, region)
         shapes.note_flats([n.output[0] for n in new[first:]], rows_of, sum(widths))
-    seq = shapes.dim(q, 1)
+    return new + packed_plugin(graph, node, qkv, rows_of, shapes.dim(q, 1), shapes)
+
+
+def packed_plugin(
+    graph: ProtoGraph, node: onnx.NodeProto, qkv: str, rows_of: str, seq: Dim, shapes: SymbolicShapes
+) -> list[onnx.NodeProto]:
+    """The attention on packed rows, and its output in rank 3."""
+    attributes, new = attributes_of(node), list[onnx.NodeProto]()
+    out_width = int(attributes["num_heads"]) * int(attributes["v_head_dim"])  # type: ignore[call-overload]
     plugin = onnx.NodeProto()
     plugin.CopyFrom(node)
     del plugin.input[:], plugin.output[:]
@@ -135,7 +143,8 @@ def to_rank_3(
     return [helper.make_node("Reshape", [flat, target], [output], name=f"{output}_3d")]
 
 
-def _flat(graph: ProtoGraph, source: str, width: int, base: str, new: list[onnx.NodeProto]) -> str:
+def flat_rows(graph: ProtoGraph, source: str, width: int, base: str, new: list[onnx.NodeProto]) -> str:
+    """`source` [B, S, width] as [B*S, width], by a node that goes to `new`."""
     target = graph.add_constant("stof/flat", np.array([-1, width], np.int64))
     name = graph.fresh(f"{source}_rows")
     new.append(helper.make_node("Reshape", [source, target], [name], name=f"{base}/flatten"))
@@ -145,49 +154,68 @@ def _flat(graph: ProtoGraph, source: str, width: int, base: str, new: list[onnx.
 def _gemm(
     graph: ProtoGraph,
     flat: str,
-    parts: Sequence[_Projection],
+    parts: Sequence[Projection],
     base: str,
     new: list[onnx.NodeProto],
     region: PackedRegion | None,
 ) -> str:
-    packed = np.concatenate([p.weight for p in parts], axis=1)
-    if region is not None and (name := _region(graph, flat, packed, parts, base, new, region)):
+    if region is not None and (name := packed_region(graph, flat, parts, base, new, region)):
         return name
-    weight = graph.add_constant(f"{base}/w_qkv", packed)
+    arrays = _packed(parts)
+    weight = graph.add_constant(f"{base}/w_qkv", arrays[0])
     product = graph.fresh(f"{base}/qkv_product")
     new.append(helper.make_node("MatMul", [flat, weight], [product], name=product))
-    if all(p.bias is None for p in parts):
+    if len(arrays) == 1:
         return product
-    biases = [np.zeros(p.weight.shape[1], p.weight.dtype) if p.bias is None else p.bias for p in parts]
-    bias = graph.add_constant(f"{base}/b_qkv", np.concatenate(biases))
+    bias = graph.add_constant(f"{base}/b_qkv", arrays[1])
     total = graph.fresh(f"{base}/qkv")
     new.append(helper.make_node("Add", [product, bias], [total], name=total))
     return total
 
 
-def _region(
+def _packed(parts: Sequence[Projection]) -> list[np.ndarray]:
+    """The weights side by side, and the biases if there are any."""
+    weight = np.concatenate([p.weight for p in parts], axis=1)
+    if all(p.bias is None for p in parts):
+        return [weight]
+    biases = [np.zeros(p.weight.shape[1], p.weight.dtype) if p.bias is None else p.bias for p in parts]
+    return [weight, np.concatenate(biases)]
+
+
+def packed_region(
     graph: ProtoGraph,
     flat: str,
-    weight: np.ndarray,
-    parts: Sequence[_Projection],
+    parts: Sequence[Projection],
     base: str,
     new: list[onnx.NodeProto],
     region: PackedRegion,
+    rotation: tuple[np.ndarray, int] | None = None,
 ) -> str:
-    """The packed GEMM as a region; empty where its weights do not fit the engine's type."""
-    biases = [p.bias for p in parts if p.bias is not None]
-    arrays = [weight, *([np.concatenate(biases)] if len(biases) == len(parts) else [])]
-    if biases and len(arrays) == 1:
-        return ""
-    stored = [narrowed(array, region.dtype) for array in arrays]
+    """The packed GEMM as a region; empty where its weights do not fit the engine's type.
+
+    Args:
+        rotation: cos and sin [S, D] of the pairs of a head, and how many columns are rotated.
+    """
+    stored = [narrowed(array, region.dtype) for array in _packed(parts)]
     if any(array is None for array in stored):
         region.lowering.reason = f"its weights do not fit {region.dtype}"
         return ""
     names = [graph.add_constant(f"{base}/qkv_{i}", array) for i, array in enumerate(stored) if array is not None]
     output = graph.fresh(f"{base}/qkv")
-    new.append(gemm_region([flat, *names], output, region.config, region.domain))
+    heads = (0, 0)
+    if rotation is not None:
+        turns, columns = rotation
+        heads = columns, turns.shape[1]
+        names.append(_shared(graph, f"stof/rotation_{turns.shape[1]}", turns))
+    new.append(gemm_region([flat, *names], output, region.config, region.domain, len(stored) > 1, heads))
     region.lowering.template, region.lowering.reason = "gemm_epilogue", ""
     return output
+
+
+def _shared(graph: ProtoGraph, name: str, array: np.ndarray) -> str:
+    """The initializer of an array that other layers may have as well."""
+    made = f"{name}_{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    return made if made in graph.initializers else graph.add_constant(made, array)
 
 
 def _split_source(graph: ProtoGraph, tensors: Sequence[str], widths: list[int]) -> str | None:
@@ -203,11 +231,11 @@ def _split_source(graph: ProtoGraph, tensors: Sequence[str], widths: list[int]) 
     return str(split.input[0])
 
 
-def _projection(graph: ProtoGraph, tensor: str, shapes: SymbolicShapes) -> _Projection | None:
-    """How `tensor` [B, S, N] is made from x, where nothing else reads what lies between."""
+def projection_of(graph: ProtoGraph, tensor: str, shapes: SymbolicShapes, readers: int = 1) -> Projection | None:
+    """How `tensor` [B, S, N], which so many inputs read, is made from x, where nothing else reads what lies between."""
     bias: np.ndarray | None = None
     node = graph.producers.get(tensor)
-    if node is None or graph.readers(tensor) != 1:
+    if node is None or graph.readers(tensor) != readers:
         return None
     if node.op_type == "Reshape":  # of a Gemm's rows
         gemm = graph.producers.get(node.input[0])
@@ -233,10 +261,10 @@ def _projection(graph: ProtoGraph, tensor: str, shapes: SymbolicShapes) -> _Proj
     weight = graph.constant(node.input[1])
     if weight is None or weight.ndim != 2 or (bias is not None and bias.shape != (weight.shape[1],)):
         return None
-    return _Projection(str(node.input[0]), weight, bias)
+    return Projection(str(node.input[0]), weight, bias)
 
 
-def _gemm_projection(graph: ProtoGraph, gemm: onnx.NodeProto) -> _Projection | None:
+def _gemm_projection(graph: ProtoGraph, gemm: onnx.NodeProto) -> Projection | None:
     attributes = attributes_of(gemm)
     if attributes.get("transA", 0) or attributes.get("alpha", 1.0) != 1.0 or attributes.get("beta", 1.0) != 1.0:
         return None
@@ -247,4 +275,4 @@ def _gemm_projection(graph: ProtoGraph, gemm: onnx.NodeProto) -> _Projection | N
     weight = weight.T if attributes.get("transB", 0) else weight
     if bias is not None and bias.shape != (weight.shape[1],):
         return None
-    return _Projection(str(gemm.input[0]), weight, bias)
+    return Projection(str(gemm.input[0]), weight, bias)

@@ -26,7 +26,7 @@ from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, compile_program
 
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", "stof"
 RANK = "rank"  # of a plugin node between the two steps
-_GEMM_ARCH = 90
+_GEMM_ARCH, _GEMM_DTYPES = 90, ("fp16", "bf16")
 Compile = Callable[[Sequence[tuple[RowProgram, RowConfig, int]], int], list[str]]
 
 
@@ -63,6 +63,29 @@ class PackedRegion:
     dtype: str
     domain: str
     lowering: RegionLowering
+
+
+@dataclass(frozen=True)
+class RotatedRegions:
+    """Regions for packed projections behind rotary embeddings, which no plan names: the library picks the variant.
+
+    Attributes:
+        shapes: of the portable model.
+        precision, device, domain: as for `make_region_nodes`.
+    """
+
+    shapes: SymbolicShapes
+    precision: str
+    device: Device
+    domain: str
+
+    def region(self, name: str, x: str) -> PackedRegion | None:
+        """For the attention `name` of the model's tensor `x`; None where no kernel computes it."""
+        stored = FLOATS.get(self.shapes.types.get(x, 0), "")
+        dtype = self.precision if stored == "fp32" else stored
+        if self.device.arch != _GEMM_ARCH or dtype not in _GEMM_DTYPES:
+            return None
+        return PackedRegion(gemm.AUTO, dtype, self.domain, RegionLowering(f"{name}/qkv", config=gemm.AUTO))
 
 
 def is_region_plugin(node: onnx.NodeProto) -> bool:
@@ -146,11 +169,15 @@ def narrowed(value: np.ndarray, dtype: str) -> np.ndarray | None:
     return narrow if np.array_equal(np.isfinite(narrow), np.isfinite(value)) else None
 
 
-def gemm_region(inputs: Sequence[str], output: str, config: str, domain: str) -> onnx.NodeProto:
-    """A lowered region of 2-D tensors, x w or x w + bias."""
+def gemm_region(
+    inputs: Sequence[str], output: str, config: str, domain: str, has_bias: bool, rotated: tuple[int, int] = (0, 0)
+) -> onnx.NodeProto:
+    """A lowered region of 2-D tensors: x w (+ bias), of which `rotated` columns, in heads of so many, are rotated."""
     node = helper.make_node(PREFIX, list(inputs), [output], output, domain=domain)
     values: dict[str, object] = {"template": "gemm_epilogue", "config": config, RANK: 2}
-    values |= {"activation": "none", "has_bias": int(len(inputs) > 2), "has_residual": 0}
+    values |= {"activation": "none", "has_bias": int(has_bias), "has_residual": 0}
+    if rotated[0]:
+        values |= {"rotated_columns": rotated[0], "head_dim": rotated[1]}
     values |= {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
     node.attribute.extend(helper.make_attribute(name, value) for name, value in sorted(values.items()))
     return node
@@ -217,7 +244,7 @@ class _Region:
             return ""
         if self.device.arch != _GEMM_ARCH:
             return f"its template needs compute capability 9.0, not {self.device.arch / 10:.1f}"
-        if self.dtype not in ("fp16", "bf16"):
+        if self.dtype not in _GEMM_DTYPES:
             return "its template computes in fp16 and bf16 only"
         config = str(self.attributes["config"])
         known = gemm.configs("gated_mlp" if self.template == "gated_mlp" else "gemm_epilogue")

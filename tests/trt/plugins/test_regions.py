@@ -43,6 +43,7 @@ class Region:
     residual: bool = False
     config: str = "auto"
     dtype: int = F16
+    rotated: int = 0  # columns, in heads of 16
 
     def attributes(self) -> dict[str, Any]:
         attributes: dict[str, Any] = {"template": self.template, "plugin_version": "1", "plugin_namespace": "stof"}
@@ -54,13 +55,16 @@ class Region:
             attributes["has_residual"] = 1
         if self.config != "auto":
             attributes["config"] = self.config
+        if self.rotated:
+            attributes |= {"rotated_columns": self.rotated, "head_dim": 16}
         return attributes
 
     def inputs(self) -> list[Tensor]:
         factors = 2 if self.template == "gated_mlp" else 1
         dims = [(*self.rows, self.k), *[(self.k, self.n)] * factors, *[(self.n,)] * (factors * self.bias)]
         dims += [(*self.rows, self.n)] * self.residual
-        return [Tensor(d, self.dtype) for d in dims]
+        rotation = [Tensor((self.rows[-1], 16), F32)] if self.rotated else []
+        return [Tensor(d, self.dtype) for d in dims] + rotation
 
     def output(self) -> Tensor:
         return Tensor((*self.rows, self.n), self.dtype)
@@ -75,6 +79,8 @@ REGIONS = [
     Region(bias=True, residual=True, rows=(100,)),
     Region(residual=True, activation="relu", dtype=BF16),
     Region(bias=True, activation="gelu_tanh", rows=(1, 1)),
+    Region(bias=True, rotated=48),
+    Region(rotated=64, rows=(100,), dtype=BF16),
     Region("gated_mlp", activation="silu"),
     Region("gated_mlp", bias=True, activation="gelu_tanh", rows=(7,), dtype=BF16),
 ]
@@ -91,7 +97,7 @@ def test_creator_declares_every_attribute(region_host: Host) -> None:
     assert (name, version, namespace) == ("StofFusedRegion", "1", "stof")
     kinds = {field.split(":")[0]: int(field.split(":")[1]) for field in declared}
     texts = dict.fromkeys(("template", "activation", "config", "program"), FIELD_CHAR)
-    assert kinds == texts | dict.fromkeys(("has_bias", "has_residual"), FIELD_I32)
+    assert kinds == texts | dict.fromkeys(("has_bias", "has_residual", "rotated_columns", "head_dim"), FIELD_I32)
 
 
 @pytest.mark.parametrize("region", REGIONS, ids=str)
@@ -115,7 +121,8 @@ def test_formats_of_all_positions(region_host: Host, region: Region) -> None:
                 for layout in (LINEAR, CHW2):
                     io = [dataclasses.replace(t, type=first) for t in tensors]
                     io[pos] = dataclasses.replace(io[pos], type=kind, format=layout)
-                    wanted = kind in (F16, BF16) if pos == 0 else kind == first
+                    rotation = region.rotated and pos == len(tensors) - 2
+                    wanted = kind in (F16, BF16) if pos == 0 else kind == (F32 if rotation else first)
                     assert plugin.supports(pos, io) == (wanted and layout == LINEAR), (pos, kind, layout, first)
     for pos in (-1, len(tensors)):
         assert not plugin.supports(pos, tensors)
@@ -143,6 +150,14 @@ def test_formats_of_all_positions(region_host: Host, region: Region) -> None:
         ({"program": "AA=A"}, "not base64"),
         ({"program": "A\tAA"}, "not base64"),
         ({"template": "gated_mlp", "has_residual": 1}, "no residual"),
+        ({"rotated_columns": 16}, "no whole heads"),
+        ({"head_dim": 16}, "no whole heads"),
+        ({"rotated_columns": 24, "head_dim": 12}, "no whole heads"),
+        ({"rotated_columns": 40, "head_dim": 16}, "no whole heads"),
+        ({"rotated_columns": -16, "head_dim": -16}, "no whole heads"),
+        ({"rotated_columns": 16, "head_dim": 16, "has_residual": 1}, "without activation and residual"),
+        ({"rotated_columns": 16, "head_dim": 16, "activation": "silu"}, "without activation and residual"),
+        ({"template": "gated_mlp", "rotated_columns": 16, "head_dim": 16}, "'gemm_epilogue' without activation"),
         ({"template": "cubin"}, "needs the attribute 'program'"),
         ({"template": "cubin", "program": "AAAA", "has_bias": 1}, "no attributes but 'program'"),
     ],
@@ -185,6 +200,11 @@ def test_attributes_are_read_whatever_their_order_and_width(region_host: Host) -
         (Region("gated_mlp", bias=True), 4, (56,), "bias is not [64]"),
         (Region(residual=True), 2, (2, 49, 64), "residual does not have"),
         (Region(residual=True), 2, (100, 64), "residual does not have"),
+        (Region(rotated=16), 2, (50, 32), "rotation is not [S, 16]"),
+        (Region(rotated=16), 2, (50, 8, 2), "rotation is not [S, 16]"),
+        (Region(rotated=16), 2, (25, 16), "other positions than the rotation's 25"),
+        (Region(rotated=16, rows=(100,)), 2, (64, 16), "other positions than the rotation's 64"),
+        (Region(rotated=80, n=64), 1, (72, 64), "no whole heads of the output"),
         (Region(k=68), 0, (2, 50, 68), "multiple of 8"),
         (Region(n=60), 1, (72, 60), "multiple of 8"),
     ],
@@ -238,7 +258,7 @@ def test_truncated_extended_and_flipped_bytes_are_refused(region_host: Host) -> 
         damaged[bit // 8] ^= 1 << bit % 8
         assert region_host.deserialize(bytes(damaged)) is None, bit
         assert region_host.log()
-    for length in (0, 1, 16, 40, 44, 4000):
+    for length in (0, 1, 16, 48, 52, 4000):
         assert region_host.deserialize(secrets.token_bytes(length)) is None
 
 
@@ -247,7 +267,7 @@ def forged(body: bytes) -> bytes:
     total = 2166136261
     for byte in body:
         total = (total ^ byte) * 16777619 & 0xFFFFFFFF
-    return struct.pack("<4sIII", b"STRG", 1, 16 + len(body), total) + body
+    return struct.pack("<4sIII", b"STRG", 2, 16 + len(body), total) + body
 
 
 def test_forged_bytes_never_pass_a_bad_word(region_host: Host) -> None:
@@ -260,11 +280,11 @@ def test_forged_bytes_never_pass_a_bad_word(region_host: Host) -> None:
     assert forged(stored[16:]) == stored
     refused = 0
     for _ in range(3000):
-        words = list(struct.unpack("<6I", stored[16:40]))
+        words = list(struct.unpack("<8I", stored[16:48]))
         for _ in range(rng.randint(1, 3)):
             values = (0, 1, 2, 3, 4, 5, 7, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, rng.getrandbits(32))
-            words[rng.randrange(6)] = rng.choice(values)
-        data = forged(struct.pack("<6I", *words) + stored[40:])
+            words[rng.randrange(8)] = rng.choice(values)
+        data = forged(struct.pack("<8I", *words) + stored[48:])
         restored = region_host.deserialize(data)
         refused += restored is None
         if restored:

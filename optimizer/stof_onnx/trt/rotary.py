@@ -1,0 +1,257 @@
+"""Rotary position embeddings between a projection and an attention, found by what they compute.
+
+The operators from the projection p [B, S, H*D] to Q or K [B, H, S, D] are run by ONNX Runtime: on a probe, which tells
+the cos and sin of every position, and on random numbers, which must come out as
+    q[j] = p[j] cos - p[j + D/2] sin,  q[j + D/2] = p[j + D/2] cos + p[j] sin,   j < D/2
+for every batch entry, head and position. So the way an exporter writes it does not matter, and nothing else passes.
+Where the batch is known at run time only, both runs have another one, so that nothing can depend on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper, numpy_helper
+
+from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of, subgraphs
+from stof_onnx.graph.proto_shapes import SymbolicShapes
+
+_FOLLOWED = {  # operators of a rotation: which of their inputs may hold what is rotated
+    **dict.fromkeys(("Add", "Sub", "Mul", "Concat"), None),
+    **dict.fromkeys(("Slice", "Split", "Reshape", "Transpose", "Unsqueeze", "Squeeze"), 1),
+    **dict.fromkeys(("Neg", "Cast", "Identity"), 1),
+}
+_TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 4e-3}
+_BATCHES = 3, 2  # of the two runs, where the model's own is not fixed
+_SMALL = 64  # elements of constants that are compared by value between layers
+_QUIET = 4  # ONNX Runtime reports by exceptions
+_DTYPES: dict[int, np.dtype] = {onnx.TensorProto.FLOAT: np.dtype(np.float32), onnx.TensorProto.FLOAT16: np.dtype(np.float16)}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What rotates one tensor.
+
+    Attributes:
+        projection: p; `readers`: how many inputs of the rotation's own operators read it.
+        turns: float32 [S, D/2, 2]: cos and sin.
+    """
+
+    projection: str
+    readers: int
+    turns: np.ndarray
+
+
+def paired(columns: np.ndarray, head_dim: int) -> np.ndarray:
+    """Weights [K, H*D] or biases [H*D] with the partners j and j + D/2 of every head side by side.
+
+    Q and K in this order have the scores of the old one, as the order of a sum does not matter.
+    """
+    heads = columns.reshape(*columns.shape[:-1], -1, 2, head_dim // 2)
+    return np.ascontiguousarray(heads.swapaxes(-1, -2)).reshape(columns.shape)
+
+
+@dataclass
+class RotationFinder:
+    """Finds the rotations of one main graph. Equal ones of other layers are run once.
+
+    Attributes:
+        model: only read.
+        graph: its index.
+        shapes: of its tensors.
+    """
+
+    model: onnx.ModelProto
+    graph: ProtoGraph
+    shapes: SymbolicShapes
+    _known: dict[Hashable, np.ndarray | None] = field(default_factory=dict)
+
+    def find(self, tensor: str, heads: int, head_dim: int, is_projection: Callable[[str], bool]) -> Rotation | None:
+        """The rotation that makes `tensor` [B, H, S, D] from a projection; None where there is none to be sure of.
+
+        Args:
+            is_projection: whether a tensor is p.
+        """
+        followed = _Followed(self.graph, is_projection)
+        if head_dim % 2 or self.graph.readers(tensor) != 1 or not followed.reaches(tensor) or followed.source == tensor:
+            return None
+        part = _Part.cut(self.graph, self.shapes, followed, tensor)
+        if part is None or part.width != heads * head_dim:
+            return None
+        reads = Counter(name for node in part.nodes for name in node.input)
+        if any(self.graph.readers(name) != reads[name] for name in followed.holds if name != tensor):
+            return None
+        key = part.key(self.graph)
+        if key not in self._known:
+            self._known[key] = self._turns(part, heads, head_dim)
+        turns = self._known[key]
+        return None if turns is None else Rotation(followed.source, reads[followed.source], turns)
+
+    def _turns(self, part: _Part, heads: int, head_dim: int) -> np.ndarray | None:
+        dtype, seq, rng = part.dtype, part.seq, np.random.default_rng()
+        batches = _BATCHES if part.batch is None else (part.batch, part.batch)
+        probe, drawn = (rng.uniform(0.5, 1.5, (batch, seq, heads, 2, head_dim // 2)) for batch in batches)
+        probe[:, :, :, 0], probe[:, :, :, 1] = 1, 0
+        random = (drawn * rng.choice((-1, 1), drawn.shape)).astype(dtype)
+        try:
+            answers = [part.run(self.model, self.graph, array.astype(dtype)) for array in (probe, random)]
+        except Exception:  # ONNX Runtime raises one pybind class for each status
+            return None
+        if any(a.shape != (batch, heads, seq, head_dim) for a, batch in zip(answers, batches, strict=True)):
+            return None
+        first = answers[0][0, 0].astype(np.float64).reshape(seq, 2, head_dim // 2)
+        cos, sin = first[:, 0], first[:, 1]
+        for given, answer in zip(random, answers[1], strict=True):  # one batch entry
+            x, y = (given.astype(np.float64).swapaxes(0, 1)[:, :, i] for i in range(2))
+            wanted = np.concatenate([x * cos - y * sin, y * cos + x * sin], -1)
+            if not (np.abs(answer - wanted) <= _TOLERANCE[dtype] * (1 + np.abs(wanted))).all():  # NaN fails too
+                return None
+        return np.stack([cos, sin], -1).astype(np.float32)
+
+
+class _Followed:
+    """The tensors on the ways from a projection to a tensor.
+
+    Attributes:
+        holds: those that hold (part of) the projection, it among them.
+        source: the projection, once one is reached.
+    """
+
+    def __init__(self, graph: ProtoGraph, is_projection: Callable[[str], bool]) -> None:
+        self.graph, self.is_projection = graph, is_projection
+        self.holds: set[str] = set()
+        self.source = ""
+        self._seen: dict[str, bool] = {}
+
+    def reaches(self, tensor: str) -> bool:
+        """Whether `tensor` is made from one projection, by operators that a rotation has."""
+        self._follow(tensor)
+        return tensor in self.holds
+
+    def allows(self, node: onnx.NodeProto) -> bool:
+        """Whether a node does to the projection what a rotation may do, or only looks at its shape."""
+        if node.op_type == "Shape" or not self.holds.intersection(node.input):
+            return True
+        followed = _FOLLOWED.get(node.op_type, 0)
+        rest = () if followed is None else node.input[followed:]
+        return followed != 0 and self.holds.isdisjoint(rest)
+
+    def _follow(self, tensor: str) -> bool:
+        if tensor in self._seen:
+            return self._seen[tensor]
+        self._seen[tensor] = False
+        node = self.graph.producers.get(tensor)
+        if node is None or node.domain not in ("", "ai.onnx"):
+            return False
+        if self.source in ("", tensor) and self.is_projection(tensor):
+            self.source = tensor
+            found = True
+        elif node.op_type in _FOLLOWED:
+            followed = [self._follow(name) for name in node.input[: _FOLLOWED[node.op_type]] if name]
+            found = any(followed)
+        else:
+            found = False
+        self._seen[tensor] = found
+        if found:
+            self.holds.add(tensor)
+        return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The operators of a rotation as a model of its own.
+
+    Attributes:
+        nodes: in order.
+        shapes: what Shape nodes say of tensors outside; None for the batch.
+        batch, seq, width: of the projection; None where the batch is not fixed.
+    """
+
+    nodes: tuple[onnx.NodeProto, ...]
+    shapes: Mapping[str, tuple[int | None, ...]]
+    source: str
+    output: str
+    batch: int | None
+    seq: int
+    width: int
+    dtype: np.dtype
+
+    @staticmethod
+    def cut(graph: ProtoGraph, shapes: SymbolicShapes, followed: _Followed, output: str) -> _Part | None:
+        source = followed.source
+        dims, dtype = shapes.dims.get(source, ()), _DTYPES.get(shapes.types.get(source, 0))
+        if len(dims) != 3 or dtype is None or not isinstance(dims[1], int) or not isinstance(dims[2], int):
+            return None
+        wanted, outside = [output], dict[str, tuple[int | None, ...]]()
+        looked, taken = set[str](), set[str]()
+        while wanted:
+            name = wanted.pop()
+            if name in looked or name in graph.initializers or name == source:
+                continue
+            looked.add(name)
+            node = graph.producers.get(name)
+            if node is None or node.domain not in ("", "ai.onnx") or any(True for _ in subgraphs(node)):
+                return None
+            if node.op_type == "Shape" and node.input[0] not in followed.holds:
+                seen = shapes.dims.get(node.input[0], (None, None))
+                numbers = [d if isinstance(d, int) else None for d in seen]
+                if None in numbers[1:]:
+                    return None
+                bounds: dict[str, Any] = attributes_of(node)
+                outside[name] = tuple(numbers)[bounds.get("start") : bounds.get("end")]
+                continue
+            if node.op_type.startswith(("Random", "Bernoulli", "Multinomial", "Dropout")):
+                return None
+            taken.update(node.output)
+            wanted += [n for n in node.input if n]
+        nodes = tuple(n for n in graph.graph.node if any(o in taken for o in n.output))
+        if not all(followed.allows(node) for node in nodes):
+            return None
+        batch = dims[0] if isinstance(dims[0], int) else None
+        return _Part(nodes, outside, source, output, batch, dims[1], dims[2], dtype)
+
+    def key(self, graph: ProtoGraph) -> Hashable:
+        """Equal for rotations that compute the same."""
+        numbers: dict[str, Hashable] = {self.source: "p"}
+        numbers |= {name: ("shape", value) for name, value in self.shapes.items()}
+
+        def of(name: str) -> Hashable:
+            if name not in numbers:
+                value = graph.constant(name) if name in graph.initializers else None
+                small = value is not None and value.size <= _SMALL
+                numbers[name] = (
+                    (str(value.dtype), value.shape, value.tobytes()) if small and value is not None else name
+                )
+            return numbers[name]
+
+        listed: list[Hashable] = [self.batch, self.seq, self.width, str(self.dtype)]
+        for node in self.nodes:
+            attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+            listed.append((node.op_type, attributes, tuple(of(name) for name in node.input)))
+            for place, name in enumerate(node.output):
+                numbers[name] = ("made", len(listed), place)
+        return tuple(listed)
+
+    def run(self, model: onnx.ModelProto, graph: ProtoGraph, rows: np.ndarray) -> np.ndarray:
+        """Q or K of a projection, given as [B, S, ...]."""
+        read = {name for node in self.nodes for name in node.input if name}
+        constants = [graph.initializers[name] for name in sorted(read) if name in graph.initializers]
+        for name, dims in self.shapes.items():
+            numbers = [len(rows) if d is None else d for d in dims]
+            constants.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
+        given = rows.reshape(len(rows), self.seq, self.width)
+        dtype = helper.np_dtype_to_tensor_dtype(self.dtype)
+        inputs = [helper.make_tensor_value_info(self.source, dtype, given.shape)]
+        outputs = [helper.make_empty_tensor_value_info(self.output)]
+        part = helper.make_graph(self.nodes, "rotation", inputs, outputs, constants)
+        single = helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
+        options = ort.SessionOptions()
+        options.log_severity_level = _QUIET
+        session = ort.InferenceSession(single.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return np.asarray(session.run([self.output], {self.source: given})[0])
