@@ -19,6 +19,8 @@ from stof_onnx.trt.build import BuildOptions, build_engine
 from stof_onnx.trt.engine_step import find_plugin_library
 from stof_onnx.trt.session import EngineSession
 
+from tests.trt.region_reference import rotated
+
 
 def why_not() -> str:
     return why_no_engine() or ("" if device().arch == 90 else "needs a Hopper GPU")
@@ -26,23 +28,28 @@ def why_not() -> str:
 
 pytestmark = [pytest.mark.trt, pytest.mark.gpu, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 WIDTH, HIDDEN = 264, 520  # neither a multiple of any tile
+POSITIONS, HEAD_DIM, ROTATED = 96, 40, 440  # of regions with a rotation, which have an input of fixed sequence
 ACTIVATIONS = ("none", "relu", "gelu_erf", "gelu_tanh", "silu")
+INPUTS: dict[str, tuple[str | int, int]] = {"x": ("s", WIDTH), "z": (POSITIONS, WIDTH), "r": ("s", HIDDEN)}
 
 
 @dataclass(frozen=True)
 class Region:
-    """A node on x[B, S, WIDTH]."""
+    """A node on x[B, S, WIDTH], or on z[B, POSITIONS, WIDTH] where columns are rotated."""
 
     template: str = "gemm_epilogue"
     activation: str = "none"
     bias: bool = True
     residual: bool = False
     config: str = gemm.AUTO
+    rotated: bool = False
 
 
 def regions() -> list[Region]:
     found = [Region(t, a) for t in gemm.VARIANTS for a in ACTIVATIONS]
     found += [Region(t, "silu", bias=False, config=c) for t in gemm.VARIANTS for c in gemm.configs(t)]
+    found += [Region(config=c, rotated=True) for c in (gemm.AUTO, *gemm.configs("gemm_epilogue"))]
+    found.append(Region(bias=False, rotated=True))
     return found + [
         Region("gemm_epilogue", a, residual=True, bias=b) for a in ("none", "gelu_erf") for b in (True, False)
     ]
@@ -61,21 +68,26 @@ def activate(x: np.ndarray, activation: str) -> np.ndarray:
 def weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
     found = {f"w{i}": rng.standard_normal((WIDTH, HIDDEN)) * WIDTH**-0.5 for i in range(2)}
     found |= {f"b{i}": rng.standard_normal(HIDDEN) for i in range(2)}
-    return {name: array.astype(np.float16) for name, array in found.items()}
+    angles = rng.uniform(0, 7, (POSITIONS, HEAD_DIM // 2))
+    turns = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(POSITIONS, HEAD_DIM)
+    return {name: array.astype(np.float16) for name, array in found.items()} | {"turns": turns.astype(np.float32)}
 
 
 def inputs_of(region: Region) -> list[str]:
     """Names of the inputs, in the contract's order."""
     factors = 2 if region.template == "gated_mlp" else 1
-    names = ["x", *(f"w{i}" for i in range(factors))]
+    names = ["z" if region.rotated else "x", *(f"w{i}" for i in range(factors))]
     names += [f"b{i}" for i in range(factors)] * region.bias
-    return names + ["r"] * region.residual
+    return names + ["r"] * region.residual + ["turns"] * region.rotated
 
 
 def reference(region: Region, values: dict[str, np.ndarray]) -> np.ndarray:
     v = {name: array.astype(np.float64) for name, array in values.items()}
-    linear = [v["x"] @ v[f"w{i}"] + (v[f"b{i}"] if region.bias else 0) for i in range(2)]
+    x = v["z" if region.rotated else "x"]
+    linear = [x @ v[f"w{i}"] + (v[f"b{i}"] if region.bias else 0) for i in range(2)]
     out = activate(linear[0], region.activation)
+    if region.rotated:
+        out = rotated(out, v["turns"], ROTATED, HEAD_DIM)
     if region.template == "gated_mlp":
         out = out * linear[1]
     return out + v["r"] if region.residual else out
@@ -94,6 +106,8 @@ def model(constants: dict[str, np.ndarray]) -> onnx.ModelProto:
             has_bias=int(region.bias),
             has_residual=int(region.residual),
             config=region.config,
+            rotated_columns=ROTATED * region.rotated,
+            head_dim=HEAD_DIM * region.rotated,
             plugin_version="1",
             plugin_namespace="stof",
         )
@@ -103,8 +117,8 @@ def model(constants: dict[str, np.ndarray]) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes,
         "regions",
-        [helper.make_tensor_value_info(n, half, ["b", "s", w]) for n, w in (("x", WIDTH), ("r", HIDDEN))],
-        [helper.make_tensor_value_info(f"y{i}", half, ["b", "s", HIDDEN]) for i in range(len(nodes))],
+        [helper.make_tensor_value_info(name, half, ["b", s, w]) for name, (s, w) in INPUTS.items()],
+        [helper.make_tensor_value_info(f"y{i}", half, ["b", None, HIDDEN]) for i in range(len(nodes))],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("stof", 1)]
@@ -119,8 +133,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory):
     constants = weights(np.random.default_rng(seed))
     folder: Path = tmp_path_factory.mktemp("regions")
     onnx.save(model(constants), str(folder / "regions.onnx"))
-    rows = (DimRange(1, 2, 4), DimRange(1, 128, 512))
-    profile = {name: (*rows, DimRange(width, width, width)) for name, width in (("x", WIDTH), ("r", HIDDEN))}
+    profile = profile_of(DimRange(1, 2, 4), DimRange(1, 128, 512))
     library = find_plugin_library()
     options = BuildOptions("fp16", profile, plugins=library, embed=False, level=0)
     session = EngineSession(build_engine(folder / "regions.onnx", options).data, library)
@@ -128,8 +141,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory):
     session.close()
 
 
+def profile_of(batch: DimRange, seq: DimRange) -> dict[str, tuple[DimRange, ...]]:
+    def fixed(size: int) -> DimRange:
+        return DimRange(size, size, size)
+
+    return {n: (batch, fixed(s) if isinstance(s, int) else seq, fixed(w)) for n, (s, w) in INPUTS.items()}
+
+
 def feeds(rng: np.random.Generator, batch: int, seq: int) -> dict[str, np.ndarray]:
-    return {n: rng.standard_normal((batch, seq, w)).astype(np.float16) for n, w in (("x", WIDTH), ("r", HIDDEN))}
+    shapes = {n: (batch, s if isinstance(s, int) else seq, w) for n, (s, w) in INPUTS.items()}
+    return {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
 
 
 def assert_right(got: dict[str, np.ndarray], values: dict[str, np.ndarray]) -> None:
@@ -164,8 +185,7 @@ def test_a_variant_that_the_library_lacks_is_named(tmp_path, capfd):
     broken = model(weights(np.random.default_rng(0)))
     next(a for a in broken.graph.node[0].attribute if a.name == "config").s = b"fastest"
     onnx.save(broken, str(tmp_path / "broken.onnx"))
-    rows = (DimRange(1, 1, 1),) * 2
-    profile = {name: (*rows, DimRange(width, width, width)) for name, width in (("x", WIDTH), ("r", HIDDEN))}
+    profile = profile_of(DimRange(1, 1, 1), DimRange(1, 1, 1))
     options = BuildOptions("fp16", profile, plugins=find_plugin_library(), embed=False, level=0)
     with pytest.raises(StofError) as error:
         build_engine(tmp_path / "broken.onnx", options)

@@ -9,6 +9,7 @@ Where the batch is known at run time only, both runs have another one, so that n
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,10 @@ _TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 4e-3}
 _BATCHES = 3, 2  # of the two runs, where the model's own is not fixed
 _SMALL = 64  # elements of constants that are compared by value between layers
 _QUIET = 4  # ONNX Runtime reports by exceptions
-_DTYPES: dict[int, np.dtype] = {onnx.TensorProto.FLOAT: np.dtype(np.float32), onnx.TensorProto.FLOAT16: np.dtype(np.float16)}
+_DTYPES: dict[int, np.dtype] = {
+    onnx.TensorProto.FLOAT: np.dtype(np.float32),
+    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+}
 
 
 @dataclass(frozen=True)
@@ -95,24 +99,23 @@ class RotationFinder:
 
     def _turns(self, part: _Part, heads: int, head_dim: int) -> np.ndarray | None:
         dtype, seq, rng = part.dtype, part.seq, np.random.default_rng()
-        batches = _BATCHES if part.batch is None else (part.batch, part.batch)
-        probe, drawn = (rng.uniform(0.5, 1.5, (batch, seq, heads, 2, head_dim // 2)) for batch in batches)
-        probe[:, :, :, 0], probe[:, :, :, 1] = 1, 0
-        random = (drawn * rng.choice((-1, 1), drawn.shape)).astype(dtype)
+        first, second = _BATCHES if part.batch is None else (part.batch, part.batch)
+        probe = np.zeros((first, seq, heads, 2, head_dim // 2), dtype)
+        probe[:, :, :, 0] = 1
+        random = (rng.random((second, *probe.shape[1:]), np.float32) - np.float32(0.5)).astype(dtype) * dtype.type(4)
         try:
-            answers = [part.run(self.model, self.graph, array.astype(dtype)) for array in (probe, random)]
+            answers = [part.run(self.model, self.graph, rows) for rows in (probe, random)]
         except Exception:  # ONNX Runtime raises one pybind class for each status
             return None
-        if any(a.shape != (batch, heads, seq, head_dim) for a, batch in zip(answers, batches, strict=True)):
+        if [a.shape for a in answers] != [(batch, heads, seq, head_dim) for batch in (first, second)]:
             return None
-        first = answers[0][0, 0].astype(np.float64).reshape(seq, 2, head_dim // 2)
-        cos, sin = first[:, 0], first[:, 1]
+        cos, sin = answers[0][0, 0].astype(np.float32).reshape(seq, 2, head_dim // 2).swapaxes(0, 1)
         for given, answer in zip(random, answers[1], strict=True):  # one batch entry
-            x, y = (given.astype(np.float64).swapaxes(0, 1)[:, :, i] for i in range(2))
+            x, y = (given.astype(np.float32).swapaxes(0, 1)[:, :, i] for i in range(2))
             wanted = np.concatenate([x * cos - y * sin, y * cos + x * sin], -1)
             if not (np.abs(answer - wanted) <= _TOLERANCE[dtype] * (1 + np.abs(wanted))).all():  # NaN fails too
                 return None
-        return np.stack([cos, sin], -1).astype(np.float32)
+        return np.stack([cos, sin], -1)
 
 
 class _Followed:
@@ -218,25 +221,23 @@ class _Part:
 
     def key(self, graph: ProtoGraph) -> Hashable:
         """Equal for rotations that compute the same."""
-        numbers: dict[str, Hashable] = {self.source: "p"}
-        numbers |= {name: ("shape", value) for name, value in self.shapes.items()}
+        digests = {"": "", self.source: "p"} | {name: f"shape {dims}" for name, dims in self.shapes.items()}
 
-        def of(name: str) -> Hashable:
-            if name not in numbers:
-                value = graph.constant(name) if name in graph.initializers else None
+        def of(name: str) -> str:
+            if name not in digests:
+                value = graph.constant(name)
                 small = value is not None and value.size <= _SMALL
-                numbers[name] = (
-                    (str(value.dtype), value.shape, value.tobytes()) if small and value is not None else name
+                digests[name] = (
+                    f"{value.dtype} {value.shape} {value.tobytes().hex()}" if value is not None and small else name
                 )
-            return numbers[name]
+            return digests[name]
 
-        listed: list[Hashable] = [self.batch, self.seq, self.width, str(self.dtype)]
         for node in self.nodes:
-            attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
-            listed.append((node.op_type, attributes, tuple(of(name) for name in node.input)))
-            for place, name in enumerate(node.output):
-                numbers[name] = ("made", len(listed), place)
-        return tuple(listed)
+            attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+            told = repr((node.op_type, attributes, [of(name) for name in node.input]))
+            digest = hashlib.sha256(told.encode()).hexdigest()
+            digests |= {name: f"{digest}.{place}" for place, name in enumerate(node.output)}
+        return self.batch, self.seq, self.width, str(self.dtype), digests[self.output]
 
     def run(self, model: onnx.ModelProto, graph: ProtoGraph, rows: np.ndarray) -> np.ndarray:
         """Q or K of a projection, given as [B, S, ...]."""
