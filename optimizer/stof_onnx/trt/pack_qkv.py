@@ -39,14 +39,14 @@ def pack_qkv(model: onnx.ModelProto, shapes: SymbolicShapes, regions: Mapping[st
     """
     graph = ProtoGraph(model.graph)
     nodes: list[onnx.NodeProto] = []
-    packed = 0
+    count = 0
     for node in model.graph.node:
         new = _pack(graph, node, shapes, (regions or {}).get(node.name)) if is_plugin(node) else None
-        packed += new is not None
+        count += new is not None
         nodes += new or [node]
-    if packed:
+    if count:
         graph.replace_nodes(nodes)
-    return packed
+    return count
 
 
 def _pack(
@@ -161,7 +161,7 @@ def _gemm(
 ) -> str:
     if region is not None and (name := packed_region(graph, flat, parts, base, new, region)):
         return name
-    arrays = _packed(parts)
+    arrays = packed(parts)
     weight = graph.add_constant(f"{base}/w_qkv", arrays[0])
     product = graph.fresh(f"{base}/qkv_product")
     new.append(helper.make_node("MatMul", [flat, weight], [product], name=product))
@@ -173,7 +173,7 @@ def _gemm(
     return total
 
 
-def _packed(parts: Sequence[Projection]) -> list[np.ndarray]:
+def packed(parts: Sequence[Projection]) -> list[np.ndarray]:
     """The weights side by side, and the biases if there are any."""
     weight = np.concatenate([p.weight for p in parts], axis=1)
     if all(p.bias is None for p in parts):
@@ -196,7 +196,7 @@ def packed_region(
     Args:
         rotation: cos and sin [S, D] of the pairs of a head, and how many columns are rotated.
     """
-    stored = [narrowed(array, region.dtype) for array in _packed(parts)]
+    stored = [narrowed(array, region.dtype) for array in packed(parts)]
     if any(array is None for array in stored):
         region.lowering.reason = f"its weights do not fit {region.dtype}"
         return ""

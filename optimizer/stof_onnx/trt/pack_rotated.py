@@ -6,15 +6,18 @@ columns of Q and K are in another order within each head (rotary.py), which no o
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 
 from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of
 from stof_onnx.graph.proto_shapes import SymbolicShapes
-from stof_onnx.trt.pack_qkv import Projection, flat_rows, packed_plugin, packed_region, projection_of
+from stof_onnx.trt.pack_qkv import Projection, flat_rows, packed, packed_plugin, packed_region, projection_of
 from stof_onnx.trt.plugin_nodes import is_plugin
 from stof_onnx.trt.region_nodes import PackedRegion, RegionLowering, RotatedRegions
-from stof_onnx.trt.rotary import Rotation, RotationFinder, paired
+from stof_onnx.trt.rotary import Cut, RotationFinder, paired
 
 _LAYOUT = "BHSD,BHSD,BSHD,BSHD"
 
@@ -50,36 +53,61 @@ def _pack(
 ) -> list[onnx.NodeProto] | None:
     attributes = attributes_of(node)
     heads, kv_heads, dim, v_dim = (int(attributes[a]) for a in ("num_heads", "num_kv_heads", "head_dim", "v_head_dim"))  # type: ignore[call-overload]
-    q, k, v = node.input[:3]
-    value = projection_of(graph, v, shapes) if shapes.rank(v) == 3 else None
-    if value is None or shapes.rank(value.x) != 3:
-        return None
+    widths = heads * dim, kv_heads * dim, kv_heads * v_dim
+    total, turned = sum(widths), widths[0] + widths[1]
 
     def is_projection(tensor: str) -> bool:
-        return projection_of(graph, tensor, shapes, graph.readers(tensor)) is not None
+        found = projection_of(graph, tensor, shapes, graph.readers(tensor))
+        return found is not None and shapes.rank(found.x) == 3
 
-    turned = finder.find(q, heads, dim, is_projection), finder.find(k, kv_heads, dim, is_projection)
-    rotations = [rotation for rotation in turned if rotation is not None]
-    if len(rotations) < 2 or not np.array_equal(rotations[0].turns, rotations[1].turns):
+    q = finder.find(node.input[0], heads, dim, 0, total, is_projection)
+    k = finder.find(node.input[1], kv_heads, dim, widths[0], total, is_projection) if q else None
+    if q is None or q.turns is None or k is None or k.turns is None or not np.array_equal(q.turns, k.turns):
         return None
-    parts = [*(_paired(graph, rotation, dim, shapes) for rotation in rotations), value]
-    widths = [heads * dim, kv_heads * dim, kv_heads * v_dim]
-    sources = {(p.x, p.weight.shape[0], p.weight.dtype) for p in parts}
-    if [p.weight.shape[1] for p in parts] != widths or len(sources) > 1:
+    cuts = [q, k]
+    if q.whole:
+        v = finder.find_plain(node.input[2], kv_heads, v_dim, turned, total, is_projection)
+        cuts += [v] if v is not None else []
+        if len({cut.projection for cut in cuts}) > 1 or len(cuts) < 3 or not k.whole:
+            return None
+    parts = _projections(graph, node, shapes, cuts)
+    if parts is None or [sum(p.weight.shape[1] for p in parts)] != [total]:
         return None
-    base, turns = node.name or node.output[0], rotations[0].turns
+    if not q.whole and [p.weight.shape[1] for p in parts] != list(widths):
+        return None
+    if len({(p.x, p.weight.shape[0], p.weight.dtype) for p in parts}) > 1:
+        return None
+    x, depth, base = parts[0].x, parts[0].weight.shape[0], node.name or node.output[0]
     new: list[onnx.NodeProto] = []
-    rows = flat_rows(graph, value.x, value.weight.shape[0], base, new)
-    qkv = packed_region(graph, rows, parts, base, new, region, (turns.reshape(len(turns), dim), widths[0] + widths[1]))
+    rows = flat_rows(graph, x, depth, base, new)
+    rotation = q.turns.reshape(len(q.turns), dim), turned
+    qkv = packed_region(graph, rows, [_paired(parts, turned, dim)], base, new, region, rotation)
     if not qkv:
         return None
-    shapes.note_flats([rows], value.x, value.weight.shape[0])
-    shapes.note_flats([qkv], value.x, sum(widths))
-    return new + packed_plugin(graph, node, qkv, value.x, len(turns), shapes)
+    shapes.note_flats([rows], x, depth)
+    shapes.note_flats([qkv], x, total)
+    return new + packed_plugin(graph, node, qkv, x, len(q.turns), shapes)
 
 
-def _paired(graph: ProtoGraph, rotation: Rotation, head_dim: int, shapes: SymbolicShapes) -> Projection:
-    found = projection_of(graph, rotation.projection, shapes, rotation.readers)
-    assert found is not None  # that is how the rotation was found
-    bias = None if found.bias is None else paired(found.bias, head_dim)
-    return Projection(found.x, paired(found.weight, head_dim), bias)
+def _projections(
+    graph: ProtoGraph, node: onnx.NodeProto, shapes: SymbolicShapes, cuts: Sequence[Cut]
+) -> list[Projection] | None:
+    """The GEMMs behind the cuts, in order, and V's own where it has one; None where others read a tensor between."""
+    nodes = {n.output[0]: n for cut in cuts for n in cut.nodes}.values()
+    reads = Counter(name for n in nodes for name in n.input)
+    reads.update(node.input[: len(cuts)])
+    if any(graph.readers(name) != reads[name] for cut in cuts for name in cut.holds):
+        return None
+    names = list(dict.fromkeys(cut.projection for cut in cuts))
+    found = [projection_of(graph, name, shapes, reads[name]) for name in names]
+    if len(cuts) < 3:
+        found.append(projection_of(graph, node.input[2], shapes) if shapes.rank(node.input[2]) == 3 else None)
+    parts = [p for p in found if p is not None]
+    return parts if len(parts) == len(found) else None
+
+
+def _paired(parts: Sequence[Projection], turned: int, head_dim: int) -> Projection:
+    """All of them as one, partners of the first `turned` columns side by side."""
+    weight, *bias = packed(parts)
+    arrays = [np.concatenate([paired(a[..., :turned], head_dim), a[..., turned:]], -1) for a in (weight, *bias)]
+    return Projection(parts[0].x, arrays[0], arrays[1] if bias else None)

@@ -10,7 +10,6 @@ Where the batch is known at run time only, both runs have another one, so that n
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,17 +38,22 @@ _DTYPES: dict[int, np.dtype] = {
 
 
 @dataclass(frozen=True)
-class Rotation:
-    """What rotates one tensor.
+class Cut:
+    """What Q, K or V takes of a projection p, and how.
 
     Attributes:
-        projection: p; `readers`: how many inputs of the rotation's own operators read it.
-        turns: float32 [S, D/2, 2]: cos and sin.
+        projection: p.
+        holds: tensors between p and the attention that hold (part of) p, both ends among them.
+        nodes: everything that is computed between them.
+        whole: p holds Q, K and V side by side, not only this one.
+        turns: float32 [S, D/2, 2]: cos and sin; None where it is not rotated.
     """
 
     projection: str
-    readers: int
-    turns: np.ndarray
+    holds: frozenset[str]
+    nodes: tuple[onnx.NodeProto, ...]
+    whole: bool
+    turns: np.ndarray | None
 
 
 def paired(columns: np.ndarray, head_dim: int) -> np.ndarray:
@@ -76,46 +80,77 @@ class RotationFinder:
     shapes: SymbolicShapes
     _known: dict[Hashable, np.ndarray | None] = field(default_factory=dict)
 
-    def find(self, tensor: str, heads: int, head_dim: int, is_projection: Callable[[str], bool]) -> Rotation | None:
+    def find(
+        self, tensor: str, heads: int, head_dim: int, first: int, total: int, is_projection: Callable[[str], bool]
+    ) -> Cut | None:
         """The rotation that makes `tensor` [B, H, S, D] from a projection; None where there is none to be sure of.
 
         Args:
+            first, total: the first column of this tensor in a projection of Q, K and V, and the width of one.
             is_projection: whether a tensor is p.
         """
+        return self._find(tensor, heads, head_dim, first, total, is_projection, self._turns)
+
+    def find_plain(
+        self, tensor: str, heads: int, head_dim: int, first: int, total: int, is_projection: Callable[[str], bool]
+    ) -> Cut | None:
+        """As `find`, for V [B, S, H, D] or [B, S, H*D]: columns of a projection as they are."""
+        return self._find(tensor, heads, head_dim, first, total, is_projection, self._copied)
+
+    def _find(
+        self,
+        tensor: str,
+        heads: int,
+        head_dim: int,
+        first: int,
+        total: int,
+        is_projection: Callable[[str], bool],
+        examine: Callable[[_Part, int, int, int], np.ndarray | None],
+    ) -> Cut | None:
         followed = _Followed(self.graph, is_projection)
         if head_dim % 2 or self.graph.readers(tensor) != 1 or not followed.reaches(tensor) or followed.source == tensor:
             return None
         part = _Part.cut(self.graph, self.shapes, followed, tensor)
-        if part is None or part.width != heads * head_dim:
+        if part is None or part.width not in (heads * head_dim, total):
             return None
-        reads = Counter(name for node in part.nodes for name in node.input)
-        if any(self.graph.readers(name) != reads[name] for name in followed.holds if name != tensor):
-            return None
-        key = part.key(self.graph)
+        whole = part.width == total
+        key = examine.__name__, heads, head_dim, first * whole, part.key(self.graph)
         if key not in self._known:
-            self._known[key] = self._turns(part, heads, head_dim)
+            self._known[key] = examine(part, heads, head_dim, first * whole)
         turns = self._known[key]
-        return None if turns is None else Rotation(followed.source, reads[followed.source], turns)
+        if turns is None:
+            return None
+        return Cut(followed.source, frozenset(followed.holds), part.nodes, whole, turns if turns.size else None)
 
-    def _turns(self, part: _Part, heads: int, head_dim: int) -> np.ndarray | None:
-        dtype, seq, rng = part.dtype, part.seq, np.random.default_rng()
-        first, second = _BATCHES if part.batch is None else (part.batch, part.batch)
-        probe = np.zeros((first, seq, heads, 2, head_dim // 2), dtype)
-        probe[:, :, :, 0] = 1
-        random = (rng.random((second, *probe.shape[1:]), np.float32) - np.float32(0.5)).astype(dtype) * dtype.type(4)
-        try:
-            answers = [part.run(self.model, self.graph, rows) for rows in (probe, random)]
-        except Exception:  # ONNX Runtime raises one pybind class for each status
+    def _turns(self, part: _Part, heads: int, head_dim: int, first: int) -> np.ndarray | None:
+        """cos and sin [S, D/2, 2] of every position."""
+        columns = slice(first, first + heads * head_dim)
+        probe, random = part.rows(0), part.rows(1)
+        pairs = probe[:, :, columns].reshape(*probe.shape[:2], heads, 2, head_dim // 2)
+        pairs[:, :, :, 0], pairs[:, :, :, 1] = 1, 0
+        probe[:, :, columns] = pairs.reshape(*probe.shape[:2], -1)
+        answers = [part.run(self.model, self.graph, rows) for rows in (probe, random)]
+        wanted_shapes = [(len(rows), heads, part.seq, head_dim) for rows in (probe, random)]
+        if [None if a is None else a.shape for a in answers] != wanted_shapes:
             return None
-        if [a.shape for a in answers] != [(batch, heads, seq, head_dim) for batch in (first, second)]:
-            return None
-        cos, sin = answers[0][0, 0].astype(np.float32).reshape(seq, 2, head_dim // 2).swapaxes(0, 1)
-        for given, answer in zip(random, answers[1], strict=True):  # one batch entry
-            x, y = (given.astype(np.float32).swapaxes(0, 1)[:, :, i] for i in range(2))
+        told, turned = (a.astype(np.float32) for a in answers if a is not None)
+        cos, sin = told[0, 0].reshape(part.seq, 2, head_dim // 2).swapaxes(0, 1)
+        for given, answer in zip(random[:, :, columns].astype(np.float32), turned, strict=True):  # one batch entry
+            x, y = given.reshape(part.seq, heads, 2, head_dim // 2).transpose(2, 1, 0, 3)
             wanted = np.concatenate([x * cos - y * sin, y * cos + x * sin], -1)
-            if not (np.abs(answer - wanted) <= _TOLERANCE[dtype] * (1 + np.abs(wanted))).all():  # NaN fails too
+            if not (np.abs(answer - wanted) <= _TOLERANCE[part.dtype] * (1 + np.abs(wanted))).all():  # NaN fails too
                 return None
         return np.stack([cos, sin], -1)
+
+    def _copied(self, part: _Part, heads: int, head_dim: int, first: int) -> np.ndarray | None:
+        """Nothing, but not None, where the columns are left as they are."""
+        rows = part.rows(1)
+        answer = part.run(self.model, self.graph, rows)
+        wanted = rows[:, :, first : first + heads * head_dim]
+        shapes = (wanted.shape, (*wanted.shape[:2], heads, head_dim))
+        if answer is None or answer.shape not in shapes or not np.array_equal(answer.reshape(wanted.shape), wanted):
+            return None
+        return np.empty(0, np.float32)
 
 
 class _Followed:
@@ -239,20 +274,28 @@ class _Part:
             digests |= {name: f"{digest}.{place}" for place, name in enumerate(node.output)}
         return self.batch, self.seq, self.width, str(self.dtype), digests[self.output]
 
-    def run(self, model: onnx.ModelProto, graph: ProtoGraph, rows: np.ndarray) -> np.ndarray:
-        """Q or K of a projection, given as [B, S, ...]."""
+    def rows(self, number: int) -> np.ndarray:
+        """Random numbers in place of the projection [B, S, W], for run `number`."""
+        batch = _BATCHES[number] if self.batch is None else self.batch
+        drawn = np.random.default_rng().random((batch, self.seq, self.width), np.float32)
+        return (drawn - np.float32(0.5)).astype(self.dtype) * self.dtype.type(4)
+
+    def run(self, model: onnx.ModelProto, graph: ProtoGraph, rows: np.ndarray) -> np.ndarray | None:
+        """Q, K or V of a projection; None where ONNX Runtime can not."""
         read = {name for node in self.nodes for name in node.input if name}
         constants = [graph.initializers[name] for name in sorted(read) if name in graph.initializers]
         for name, dims in self.shapes.items():
             numbers = [len(rows) if d is None else d for d in dims]
             constants.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
-        given = rows.reshape(len(rows), self.seq, self.width)
         dtype = helper.np_dtype_to_tensor_dtype(self.dtype)
-        inputs = [helper.make_tensor_value_info(self.source, dtype, given.shape)]
+        inputs = [helper.make_tensor_value_info(self.source, dtype, rows.shape)]
         outputs = [helper.make_empty_tensor_value_info(self.output)]
         part = helper.make_graph(self.nodes, "rotation", inputs, outputs, constants)
         single = helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
-        session = ort.InferenceSession(single.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return np.asarray(session.run([self.output], {self.source: given})[0])
+        try:
+            session = ort.InferenceSession(single.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            return np.asarray(session.run([self.output], {self.source: rows})[0])
+        except Exception:  # ONNX Runtime raises one pybind class for each status
+            return None
