@@ -235,9 +235,11 @@ def settle(
     if found.fused is None and found.stof.lowered is not None and found.stof.lowered.has_regions:
         mixed = found.mixed is not None and found.mixed.timing is not None and found.winner().kind == "mixed"
         with turns.building():
-            found.fused = build_stof(portable, options, left if mixed else frozenset(), regions=True)
-        with turns.alone():
-            _run(found.fused, feeds)
+            fused = build_stof(portable, options, left if mixed else frozenset(), regions=True)
+        if fused.lowered is not None and fused.lowered.regions:  # else what looked like a rotation was none
+            found.fused = fused
+            with turns.alone():
+                _run(fused, feeds)
     _judge(found, expected or found.plain.outputs, options.precision)
 
 
