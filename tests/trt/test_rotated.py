@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -138,14 +139,18 @@ def by_the_batch(n: Nodes, x: str, part: str) -> str:
 Style = Callable[[Nodes, str, str], str]
 
 
-def rotated_encoder(style: Style, batch: int | str, seed: int, read_elsewhere: bool = False) -> onnx.ModelProto:
+def rotated_encoder(
+    style: Style, batch: int | str, seed: int, read_elsewhere: bool = False, projections: str = "separate"
+) -> onnx.ModelProto:
     """An encoder whose Q and K [B, H, S, D] are rotated behind their Transpose."""
-    model = exact(build_encoder(EncoderSpec(LAYERS, WIDTH, WIDTH // DIM, batch, SEQ, seed=seed), MASK))
+    spec = EncoderSpec(LAYERS, WIDTH, WIDTH // DIM, batch, SEQ, projections, seed=seed)
+    model = exact(build_encoder(spec, MASK))
     nodes = []
     for node in list(model.graph.node):
         nodes.append(node)
-        if node.op_type == "Transpose" and node.output[0].endswith(("q/y/bhsd", "k/y/bhsd")):
-            part, name = node.output[0][-8], node.output[0]
+        found = re.search("/([qk])(/y|3)?/bhsd$", node.output[0])
+        if node.op_type == "Transpose" and found:
+            part, name = found[1], node.output[0]
             node.output[0] = f"{name}/plain"
             node.attribute[0].CopyFrom(helper.make_attribute("perm", [0, 2, 1, 3]))
             made = Nodes(model)
@@ -193,6 +198,25 @@ def test_no_operator_of_the_rotation_is_left(bench, rng, style, batch):
     kinds = Counter(n.op_type for n in lowered.model.graph.node)
     assert not kinds.keys() & {"Slice", "Split", "Neg", "Concat", "Transpose", "Cos", "Sin", "Sub"}
     assert kinds["Reshape"] == 2, "one into rows, one out of them"
+    assert_same(model, lowered, feeds_of(rng))
+
+
+@pytest.mark.parametrize("projections", ["split", "gemm"])
+def test_projections_of_rows(bench, rng, projections):
+    """One Gemm that is cut into Q, K and V, or one for each."""
+    model = rotated_encoder(slices, 2, int(rng.integers(1 << 30)), projections=projections)
+    lowered = bench.lower(bench.optimize(model), HOPPER)
+    assert lowered.packed == lowered.fused == LAYERS
+    assert_same(model, lowered, feeds_of(rng))
+
+
+def test_a_projection_that_holds_them_in_another_order_is_left_alone(bench, rng):
+    model = rotated_encoder(slices, 2, int(rng.integers(1 << 30)), projections="split")
+    for node in model.graph.node:
+        if node.op_type == "Split" and node.output[0].endswith("/q"):
+            node.output[0], node.output[1] = node.output[1], node.output[0]
+    lowered = bench.lower(bench.optimize(model), HOPPER)
+    assert lowered.packed == lowered.fused == 0
     assert_same(model, lowered, feeds_of(rng))
 
 

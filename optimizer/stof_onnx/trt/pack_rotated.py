@@ -57,8 +57,7 @@ def _pack(
     total, turned = sum(widths), widths[0] + widths[1]
 
     def is_projection(tensor: str) -> bool:
-        found = projection_of(graph, tensor, shapes, graph.readers(tensor))
-        return found is not None and shapes.rank(found.x) == 3
+        return projection_of(graph, tensor, shapes, graph.readers(tensor)) is not None
 
     q = finder.find(node.input[0], heads, dim, 0, total, is_projection)
     k = finder.find(node.input[1], kv_heads, dim, widths[0], total, is_projection) if q else None
@@ -79,14 +78,14 @@ def _pack(
         return None
     x, depth, base = parts[0].x, parts[0].weight.shape[0], node.name or node.output[0]
     new: list[onnx.NodeProto] = []
-    rows = flat_rows(graph, x, depth, base, new)
+    rows_of, rows = (x, flat_rows(graph, x, depth, base, new)) if shapes.rank(x) == 3 else (q.projection, x)
     rotation = q.turns.reshape(len(q.turns), dim), turned
     qkv = packed_region(graph, rows, [_paired(parts, turned, dim)], base, new, region, rotation)
     if not qkv:
         return None
-    shapes.note_flats([rows], x, depth)
-    shapes.note_flats([qkv], x, total)
-    return new + packed_plugin(graph, node, qkv, x, len(q.turns), shapes)
+    shapes.note_flats([rows], rows_of, depth)
+    shapes.note_flats([qkv], rows_of, total)
+    return new + packed_plugin(graph, node, qkv, rows_of, len(q.turns), shapes)
 
 
 def _projections(
