@@ -6,7 +6,8 @@ A subject is an encoder (MASK:BxS, as in benchmarks.end_to_end; fp16 ends, as to
 `benchmarks.real_models export` wrote. Its plan is the search's initial scheme, every usual subgraph as a region, so
 that no time of the GPU goes into it. All engines of a wave are built side by side, then timed with the GPU to
 themselves and compared with ONNX Runtime in float32 on the first batch entry. Two lines a subject go to `--out`,
-without fusion and with, as benchmarks.end_to_end describes them, `layers_us` always among it.
+without fusion and with, as benchmarks.end_to_end describes them, `layers_us` always among it; beside that `burst_ms`,
+the first 20 ms after a pause, when the power limit has not lowered the clocks yet, and `stream_ms`, without CUDA graph.
 
 `--tune` has the product's own search look for the first subject's plan afterwards, twice: from nothing, and from its
 plan cache. Each prints a JSON line: seconds, seconds of measuring and of building, measurements, engines, regions.
@@ -40,8 +41,10 @@ from stof_onnx.graph.read import read_proto
 from stof_onnx.options import DimRange, EngineWishes, FusionWishes, OptimizeOptions
 from stof_onnx.progress import Progress
 from stof_onnx.trt import choose, turns
+from stof_onnx.trt.availability import load_plugins
 from stof_onnx.trt.build import BuildOptions, BuiltEngine
 from stof_onnx.trt.engine_step import find_plugin_library
+from stof_onnx.trt.session import EngineSession
 from stof_onnx.verify.session import Runner
 
 from benchmarks.encoder import EncoderSpec, build_encoder, make_mask
@@ -52,6 +55,7 @@ from benchmarks.real_models import twin
 PARTS = ("stof", "fused", "plain")
 _LAYERS, _HELPERS = 2, 5
 _SHOWN = ("model", "mask", "B", "S", "fusion", "plain_ms", "attention_ms", "stof_ms", "gain", "kept")
+_PAUSE_S, _BURST_S = 0.5, 0.02
 _LAST_S = 12.0  # of the budget, for timing a wave
 
 
@@ -162,6 +166,7 @@ class Sitting:
     builders: Executor
     helpers: Executor
     deadline: float
+    whole: bool = True  # no builder was ended
     prepared: dict[Subject, Future[str]] = field(default_factory=dict)
     expected: dict[Subject, Future[list[dict[str, np.ndarray]]]] = field(default_factory=dict)
     engines: dict[tuple[Subject, str], Future[choose.Candidate]] = field(default_factory=dict)
@@ -184,8 +189,12 @@ class Sitting:
         """The lines of a wave, when its engines are built or the time is up."""
         mine = [future for (subject, _), future in self.engines.items() if subject in subjects]
         wait(mine, max(0.0, self.deadline - _LAST_S - time.monotonic()))
-        for future in mine:
-            future.cancel()
+        running = [future for future in mine if not future.cancel() and not future.done()]
+        if running:
+            wait([self.expected[subject] for subject in subjects if subject in self.expected])
+            for process in multiprocessing.active_children():  # a build holds the GPU's lock: no timing would begin
+                process.terminate()
+            self.whole = False
         for subject in subjects:
             ordered = {p: self.engines[subject, p] for p in PARTS if (subject, p) in self.engines}
             built = {p: f for p, f in ordered.items() if f.done() and not f.cancelled()}
@@ -208,18 +217,34 @@ def settled(
     nothing = choose.Candidate("fused", problem="not built: out of time")
     plain = built.get("plain", choose.Candidate("plain", problem="not built: out of time"))
     found = choose.Race(plain, built["stof"], fused=built.get("fused", nothing))
-    choose.settle(found, subject.portable, options_of(subject), [subject.feeds()], expected)
+    options, feeds = options_of(subject), subject.feeds()
+    assert options.plugins is not None
+    load_plugins(options.plugins)  # the engines were built in other processes
+    choose.settle(found, subject.portable, options, [feeds], expected)
+    shortly = {c.kind: _shortly(c, feeds) for c in (found.stof, found.fused) if c is not None and c.timing is not None}
     about = argparse.Namespace(precision="fp16", embed=False, half_io=not subject.exported, layers_table=True)
     line = engine_line(mask, spec, found, about) | {"model": model}
     layers = {name: _longest(candidate) for name, candidate in (("layers_us", found.stof), ("plain_layers_us", plain))}
-    yield line | layers
+    yield line | layers | shortly.get("stof", {})
     if found.fused is not None and found.fused.timing is not None:
-        yield line | fused_line(found, found.fused, about)
+        yield line | fused_line(found, found.fused, about) | shortly["fused"]
     else:
         print(f"{subject.name}: no fused engine: {found.fused and found.fused.problem}", flush=True)
     for candidate in found.candidates:
         if candidate.engine is not None:
             candidate.engine = BuiltEngine(b"", candidate.engine.seconds)
+
+
+def _shortly(candidate: choose.Candidate, feeds: dict[str, np.ndarray]) -> dict[str, float]:
+    """Milliseconds in the first moments after a pause, and without a CUDA graph."""
+    assert candidate.engine is not None
+    session = EngineSession(candidate.engine.data)
+    try:
+        time.sleep(_PAUSE_S)
+        burst = session.time(feeds, seconds=_BURST_S).median
+        return {"burst_ms": round(burst, 4), "stream_ms": round(session.time(feeds, 0.2, use_graph=False).median, 4)}
+    finally:
+        session.close()
 
 
 def _longest(candidate: choose.Candidate) -> dict[str, float]:
@@ -263,7 +288,7 @@ def main() -> None:
     parser.add_argument("subjects", nargs="+", metavar="MASK:BxS|MODEL.onnx")
     parser.add_argument("--waves", type=int, nargs="+", default=[], help="sizes of the first waves; the rest is one")
     parser.add_argument("--jobs", type=int, default=3, help="engines built side by side")
-    parser.add_argument("--plain", type=int, metavar="N", help="plain engines of the first N subjects only")
+    parser.add_argument("--plain", nargs="*", metavar="NAME", help="plain engines of these subjects only")
     parser.add_argument("--budget", type=float, default=1e9, metavar="SECONDS", help="no engine is waited for longer")
     parser.add_argument("--tune", type=float, metavar="SECONDS", help="search the first subject's plan as well")
     parser.add_argument("--tune-wall", type=float, default=1e6, metavar="SECONDS", help="interrupt that search then")
@@ -281,13 +306,15 @@ def main() -> None:
         sitting = Sitting(builders, helpers, begun + arguments.budget)
         sitting.ahead(subjects)
         for wave in _waves(subjects, arguments.waves):
-            first = subjects if arguments.plain is None else subjects[: arguments.plain]
-            sitting.order(wave, first)
+            if time.monotonic() > sitting.deadline - _LAST_S:
+                print(f"out of time before {wave[0].name}", flush=True)
+                break
+            sitting.order(wave, [s for s in wave if arguments.plain is None or s.name in arguments.plain])
             for line in sitting.lines(wave):
                 shown = ", ".join(f"{name} {line.get(name)}" for name in _SHOWN)
                 print(f"[{time.monotonic() - begun:6.1f} s] {shown}", flush=True)
                 _append(arguments.out, line)
-        for run in ("from nothing", "from the cache") if arguments.tune else ():
+        for run in ("from nothing", "from the cache") if arguments.tune and sitting.whole else ():
             line = builders.submit(tune, subjects[0], arguments.tune, arguments.tune_wall).result()
             print(json.dumps({"search": run} | line), flush=True)
         print(f"[{time.monotonic() - begun:6.1f} s] done", flush=True)

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
 
 from stof_onnx.fusion.plan import read_plan
 from stof_onnx.trt import region_nodes
+from stof_onnx.trt.session import Timing
 
 from benchmarks import fusion_columns
 from benchmarks.fusion_columns import Sitting, Subject, prepare
 from tests.benchmarks.test_end_to_end import BUILDS, Here, arguments  # noqa: F401  (a fixture)
 from tests.trt.region_reference import as_text
 
+LOADED: list[Path] = []
+
+
+def short_session(data: bytes) -> SimpleNamespace:
+    """An engine of another process is of no use without its library."""
+    assert LOADED
+    timing = Timing(1.5, 0, 0, True, 10)
+    return SimpleNamespace(time=lambda feeds, seconds, use_graph=True: timing, close=lambda: None)
+
 
 def sitting(monkeypatch, library, seconds=1e6):
     monkeypatch.setattr(region_nodes, "_compile", as_text)
     monkeypatch.setattr(fusion_columns, "find_plugin_library", lambda: library)
+    monkeypatch.setattr(fusion_columns, "load_plugins", LOADED.append)
+    monkeypatch.setattr(fusion_columns, "EngineSession", short_session)
+    monkeypatch.setattr(fusion_columns, "_PAUSE_S", 0.0)
+    LOADED.clear()
     return Sitting(Here(), Here(), time.monotonic() + seconds)
 
 
@@ -34,7 +51,27 @@ def test_two_lines_a_subject(arguments, monkeypatch, tmp_path):  # noqa: F811
     assert (lines[1]["plain_ms"], lines[1]["attention_ms"], lines[1]["stof_ms"]) == (3.0, 2.0, 2.0)
     assert lines[1]["half_io"] and lines[1]["err_stof"] < 1e-5 and lines[1]["layers_us"] == {"a layer": 5.0}
     assert [template for template, _, _ in lines[1]["regions"]].count("gemm_epilogue") == 8, "no GEMM is left"
+    assert [line["burst_ms"] for line in lines] == [1.5, 1.5] and [tmp_path / "library.so"] == LOADED
     json.dumps(lines)
+
+
+def test_a_build_that_does_not_end_is_ended(arguments, monkeypatch, tmp_path):  # noqa: F811
+    found, ended = sitting(monkeypatch, tmp_path / "library.so", seconds=0.0), []
+    subject = Subject("causal:1x64", str(tmp_path), 5)
+    found.ahead([subject])
+    found.order([subject], [subject])
+    endless: Future = Future()
+    endless.set_running_or_notify_cancel()
+    found.engines[subject, "plain"] = endless
+    monkeypatch.setattr(
+        "multiprocessing.active_children", lambda: [SimpleNamespace(terminate=lambda: ended.append("it"))]
+    )
+    lines = list(found.lines([subject]))
+    assert ended == ["it"] and not found.whole
+    assert [(line["fusion"], line["plain_ms"], line["stof_ms"]) for line in lines] == [
+        (False, None, 2.0),
+        (True, None, 2.0),
+    ]
 
 
 def test_a_subject_that_fails_leaves_the_others(arguments, monkeypatch, tmp_path, capsys):  # noqa: F811
