@@ -16,7 +16,7 @@ STOF_API int stof_attention_forward(const stof::AttentionParams* p, void* stream
 STOF_API const char* stof_error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 // Raised with every change of stof::FusedParams or stof::FusedConfig.
-STOF_API int stof_fused_abi_version() { return 2; }
+STOF_API int stof_fused_abi_version() { return 3; }
 STOF_API size_t stof_sizeof_fused_params() { return sizeof(stof::FusedParams); }
 STOF_API size_t stof_sizeof_fused_config() { return sizeof(stof::FusedConfig); }
 STOF_API int stof_fused_config_count(int template_id) {

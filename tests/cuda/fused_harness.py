@@ -18,6 +18,8 @@ from stof_onnx.kernels.fused_capi import AUTO_CONFIG, Activation, FusedLibrary, 
 
 from tests.cuda.harness import CAPI_DTYPES, DTYPES, GUARD, POISON, ROUNDING
 
+GEMM_TEMPLATES = (Template.GEMM_EPILOGUE, Template.GATED_MLP)  # gemm_norm_harness.py has the third
+
 
 @dataclass(frozen=True)
 class FusedCase:
@@ -143,19 +145,9 @@ class FusedInputs:
         return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).reshape(x.shape)
 
 
-def run(library: FusedLibrary, inputs: FusedInputs) -> torch.Tensor:
-    """Runs the case into a poisoned output; checks guard zones and that nothing but the output was written."""
-    case = inputs.case
-    out, buffer = inputs.output()
-    word, pattern = POISON[inputs.dtype]
-    if case.residual == "in_place":
-        out.copy_(inputs.residual)
-    p = inputs.params(out)
-    reason = library.unsupported(p)
-    assert reason is None, f"unsupported: {reason}"
-    assert library.workspace_bytes(p) == 0
-    library.launch(p, torch.cuda.current_stream().cuda_stream)
-    torch.cuda.synchronize()
+def check_written(case: FusedCase, buffer: torch.Tensor) -> None:
+    """Every element of the output in `buffer` was written, and nothing beside it."""
+    word, pattern = POISON[buffer.dtype]
     words = buffer.view(word)
     assert bool((words[:GUARD] == pattern).all()) and bool((words[-GUARD:] == pattern).all()), (
         "wrote outside the output"
@@ -163,30 +155,41 @@ def run(library: FusedLibrary, inputs: FusedInputs) -> torch.Tensor:
     rows = words[GUARD:-GUARD].view(case.m, case.n + case.pad)
     assert bool((rows[:, case.n :] == pattern).all()), "wrote behind the rows of the output"
     assert not bool((rows[:, : case.n] == pattern).any()), "left elements unwritten"
+
+
+def launch(library: FusedLibrary, p: FusedParams) -> None:
+    """Runs `p` to its end."""
+    reason = library.unsupported(p)
+    assert reason is None, f"unsupported: {reason}"
+    assert library.workspace_bytes(p) == 0
+    library.launch(p, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+
+
+def run(library: FusedLibrary, inputs: FusedInputs) -> torch.Tensor:
+    """Runs the case into a poisoned output; checks guard zones and that nothing but the output was written."""
+    out, buffer = inputs.output()
+    if inputs.case.residual == "in_place":
+        out.copy_(inputs.residual)
+    launch(library, inputs.params(out))
+    check_written(inputs.case, buffer)
     return out
 
 
-def check(library: FusedLibrary, case: FusedCase, base_seed: int) -> tuple[float, float]:
-    """Runs one case and compares. Returns (our error, the framework's error): largest, against float64.
+def seed_of(case: FusedCase, base_seed: int) -> int:
+    return (zlib.crc32(str(case).encode()) ^ base_seed) & 0x7FFFFFFF
 
-    Raises:
-        AssertionError: with the case and the seed in the message.
-    """
-    seed = (zlib.crc32(str(case).encode()) ^ base_seed) & 0x7FFFFFFF
-    where = f"{case} (base seed {base_seed})"
-    inputs = FusedInputs(case, seed)
-    try:
-        out, again = run(library, inputs), run(library, inputs)
-    except (AssertionError, StofError) as error:
-        raise AssertionError(f"{where}: {error}") from error
-    word = POISON[inputs.dtype][0]
+
+def compare(
+    where: str, dtype: str, out: torch.Tensor, again: torch.Tensor, reference: torch.Tensor, framework: torch.Tensor
+) -> tuple[float, float]:
+    """Two runs' outputs against each other and float64. Returns (our error, the framework's error): the largest."""
+    word = POISON[out.dtype][0]
     assert torch.equal(out.contiguous().view(word), again.contiguous().view(word)), f"{where}: two runs differ"
-    reference = inputs.reference(torch.float64)
-    framework = inputs.reference(inputs.dtype).double()
-    difference, difference_framework = out.double() - reference, framework - reference
+    difference, difference_framework = out.double() - reference, framework.double() - reference
     ours, theirs = difference.abs().max().item(), difference_framework.abs().max().item()
     size = reference.abs().max().item()
-    bound = 2 * theirs + ROUNDING[case.dtype] * size
+    bound = 2 * theirs + ROUNDING[dtype] * size
     assert ours <= bound, (  # NaN fails too
         f"{where}: error {ours:.3g} > {bound:.3g} (the framework's own: {theirs:.3g}, values up to {size:.3g})"
     )
@@ -197,9 +200,24 @@ def check(library: FusedLibrary, case: FusedCase, base_seed: int) -> tuple[float
     return ours, theirs
 
 
+def check(library: FusedLibrary, case: FusedCase, base_seed: int) -> tuple[float, float]:
+    """Runs one case and compares. Returns (our error, the framework's error): largest, against float64.
+
+    Raises:
+        AssertionError: with the case and the seed in the message.
+    """
+    where = f"{case} (base seed {base_seed})"
+    inputs = FusedInputs(case, seed_of(case, base_seed))
+    try:
+        out, again = run(library, inputs), run(library, inputs)
+    except (AssertionError, StofError) as error:
+        raise AssertionError(f"{where}: {error}") from error
+    return compare(where, case.dtype, out, again, inputs.reference(torch.float64), inputs.reference(inputs.dtype))
+
+
 def cases(library: FusedLibrary) -> Iterator[FusedCase]:
     """Every variant with each activation and dtype, on sizes with tails; and what strides, bias and residual may be."""
-    for template in Template:
+    for template in GEMM_TEMPLATES:
         for config in range(len(library.configs(template))):
             base = FusedCase(template, config)
             for activation in Activation:
@@ -222,7 +240,7 @@ def cases(library: FusedLibrary) -> Iterator[FusedCase]:
                     turned = dataclasses.replace(base, rotated=rotated, head_dim=head_dim, positions=positions)
                     yield dataclasses.replace(turned, m=1500, n=n, k=264, dtype="bf16", pad=8)
                     yield dataclasses.replace(turned, m=77, n=n, k=520, bias=False)
-    for template in Template:
+    for template in GEMM_TEMPLATES:
         for m in (1, 128, 4096):
             yield FusedCase(template, AUTO_CONFIG, m, 768, 768)
 
@@ -231,7 +249,7 @@ def fuzz(library: FusedLibrary, count: int, seed: int) -> Iterator[FusedCase]:
     """Random combinations."""
     rng = random.Random(seed)
     for _ in range(count):
-        template = rng.choice(list(Template))
+        template = rng.choice(GEMM_TEMPLATES)
         gated = template == Template.GATED_MLP
         case = FusedCase(
             template, rng.randrange(-1, len(library.configs(template))),

@@ -32,6 +32,8 @@ def params(template: Template = Template.GEMM_EPILOGUE, **changes: int) -> Fused
         template_id=template, config=AUTO_CONFIG, dtype=DType.F16, activation=Activation.GELU_ERF, m=100, n=64, k=72,
         a=256, b=512, bias=1024, out=2048, stride_a=72, stride_b=64, stride_out=64,
     )  # fmt: skip
+    if template == Template.GEMM_NORM:
+        p.activation, p.epsilon = Activation.NONE, 1e-5
     if template == Template.GATED_MLP:
         p.b2, p.stride_b2 = 512, 64
     for name, value in changes.items():
@@ -57,7 +59,7 @@ def test_a_rotation_is_taken(library: FusedLibrary) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"template_id": 2}, "unknown template"),
+        ({"template_id": 3}, "unknown template"),
         ({"config": 99}, "unknown configuration"),
         ({"config": -2}, "unknown configuration"),
         ({"dtype": DType.F32}, "fp16 and bf16 only"),
@@ -76,10 +78,12 @@ def test_a_rotation_is_taken(library: FusedLibrary) -> None:
         ({"stride_out": 2**33}, "too long"),
         ({"bias": 1028}, "bias that is not 16-byte aligned"),
         ({"b2": 512}, "outside a gated region"),
+        ({"scale": 512}, "without a norm"),
+        ({"sum": 512}, "without a norm"),
         ({"residual": 2048, "stride_residual": 72}, "another row stride"),
         ({"residual": 2048, "stride_residual": 8}, "shorter than its row"),
-        ({**ROTATION, "activation": Activation.GELU_ERF}, "beside a gate, an activation"),
-        ({**ROTATION, "residual": 2048, "stride_residual": 64}, "beside a gate, an activation or a residual"),
+        ({**ROTATION, "activation": Activation.GELU_ERF}, "beside a gate, a norm, an activation"),
+        ({**ROTATION, "residual": 2048, "stride_residual": 64}, "beside a gate, a norm, an activation or a residual"),
         ({**ROTATION, "rotation": 4104}, "rotation that is not 16-byte aligned"),
         ({**ROTATION, "positions": 0}, "without positions"),
         ({**ROTATION, "head_dim": 12}, "no multiple of 8"),
@@ -115,7 +119,7 @@ def test_a_missing_library_says_how_to_build_it(tmp_path) -> None:
 
 
 def test_layout_of_the_parameters_matches() -> None:
-    assert ctypes.sizeof(FusedParams) == 8 * 4 + 7 * 8 + 5 * 8 + 2 * 8 + 8 + 4 * 4
+    assert ctypes.sizeof(FusedParams) == 8 * 4 + 7 * 8 + 5 * 8 + 2 * 8 + (8 + 4 * 4) + (4 * 8 + 2 * 4)
 
 
 def hopper() -> bool:

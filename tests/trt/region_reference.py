@@ -47,6 +47,8 @@ def region(inputs: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
         arrays = [v.reshape(-1, program.cols) if v.ndim > 1 else v for v in inputs]
         return [y.reshape(x.shape) for y in reference(program, arrays)]
     rest = [value.astype(np.float64) for value in inputs[1:]]
+    if a["template"] == "gemm_norm":
+        return gemm_norm(x, rest, a)
     act = ACTIVATIONS[a["activation"]]
     if a["template"] == "gated_mlp":
         gate, up = x @ rest[0], x @ rest[1]
@@ -65,6 +67,26 @@ def region(inputs: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
         y = y + residual
     assert not rest
     return [y]
+
+
+def gemm_norm(x: np.ndarray, rest: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
+    """The normalised rows of x w + bias + residual, and the sum where it is kept."""
+    total = x @ rest.pop(0)
+    if a["has_bias"]:
+        total = total + rest.pop(0)
+    if a["has_residual"]:
+        residual = rest.pop(0)
+        assert residual.shape == total.shape
+        total = total + residual
+    centred = total - total.mean(-1, keepdims=True) if a["kind"] == "layer_norm" else total
+    y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + a["epsilon"])
+    for name, operation in (("has_scale", np.multiply), ("has_shift", np.add)):
+        if a[name]:
+            vector = rest.pop(0)
+            assert vector.ndim == 1
+            y = operation(y, vector)
+    assert not rest
+    return [y, total] if a["keep_sum"] else [y]
 
 
 class StofFusedRegion(OpRun):

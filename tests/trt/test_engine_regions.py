@@ -27,6 +27,7 @@ def why_not() -> str:
 
 
 pytestmark = [pytest.mark.trt, pytest.mark.gpu, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+EPSILON = 1e-5
 WIDTH, HIDDEN = 264, 520  # neither a multiple of any tile
 POSITIONS, HEAD_DIM, ROTATED = 96, 40, 440  # of regions with a rotation, which have an input of fixed sequence
 ACTIVATIONS = ("none", "relu", "gelu_erf", "gelu_tanh", "silu")
@@ -42,12 +43,24 @@ class Region:
     bias: bool = True
     residual: bool = False
     config: str = gemm.AUTO
+    kind: str = ""  # of gemm_norm
+    keep_sum: bool = False
     rotated: bool = False
+
+    def attributes(self) -> dict[str, object]:
+        if self.template != "gemm_norm":
+            return {"activation": self.activation}
+        vectors = {"has_scale": 1, "has_shift": int(self.kind == "layer_norm")}
+        return {"kind": self.kind, "epsilon": EPSILON, "keep_sum": int(self.keep_sum), **vectors}
 
 
 def regions() -> list[Region]:
-    found = [Region(t, a) for t in gemm.VARIANTS for a in ACTIVATIONS]
-    found += [Region(t, "silu", bias=False, config=c) for t in gemm.VARIANTS for c in gemm.configs(t)]
+    activated = ("gemm_epilogue", "gated_mlp")
+    found = [Region(t, a) for t in activated for a in ACTIVATIONS]
+    found += [Region(t, "silu", bias=False, config=c) for t in activated for c in gemm.configs(t)]
+    for config in (gemm.AUTO, *gemm.configs("gemm_norm")):
+        found.append(Region("gemm_norm", residual=True, config=config, kind="layer_norm"))
+        found.append(Region("gemm_norm", bias=False, config=config, kind="rms_norm", keep_sum=True))
     found += [Region(config=c, rotated=True) for c in (gemm.AUTO, *gemm.configs("gemm_epilogue"))]
     found.append(Region(bias=False, rotated=True))
     return found + [
@@ -67,7 +80,7 @@ def activate(x: np.ndarray, activation: str) -> np.ndarray:
 
 def weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
     found = {f"w{i}": rng.standard_normal((WIDTH, HIDDEN)) * WIDTH**-0.5 for i in range(2)}
-    found |= {f"b{i}": rng.standard_normal(HIDDEN) for i in range(2)}
+    found |= {name: rng.standard_normal(HIDDEN) for name in ("b0", "b1", "scale", "shift")}
     angles = rng.uniform(0, 7, (POSITIONS, HEAD_DIM // 2))
     turns = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(POSITIONS, HEAD_DIM)
     return {name: array.astype(np.float16) for name, array in found.items()} | {"turns": turns.astype(np.float32)}
@@ -78,10 +91,16 @@ def inputs_of(region: Region) -> list[str]:
     factors = 2 if region.template == "gated_mlp" else 1
     names = ["z" if region.rotated else "x", *(f"w{i}" for i in range(factors))]
     names += [f"b{i}" for i in range(factors)] * region.bias
-    return names + ["r"] * region.residual + ["turns"] * region.rotated
+    vectors = [name for name in ("scale", "shift") if region.attributes().get(f"has_{name}")]
+    return names + ["r"] * region.residual + ["turns"] * region.rotated + vectors
 
 
-def reference(region: Region, values: dict[str, np.ndarray]) -> np.ndarray:
+def outputs_of(region: Region, index: int) -> list[str]:
+    return [f"y{index}", *[f"s{index}"] * region.keep_sum]
+
+
+def reference(region: Region, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a region."""
     v = {name: array.astype(np.float64) for name, array in values.items()}
     x = v["z" if region.rotated else "x"]
     linear = [x @ v[f"w{i}"] + (v[f"b{i}"] if region.bias else 0) for i in range(2)]
@@ -90,7 +109,13 @@ def reference(region: Region, values: dict[str, np.ndarray]) -> np.ndarray:
         out = rotated(out, v["turns"], ROTATED, HEAD_DIM)
     if region.template == "gated_mlp":
         out = out * linear[1]
-    return out + v["r"] if region.residual else out
+    out = out + v["r"] if region.residual else out
+    if region.template != "gemm_norm":
+        return [out]
+    centred = out - out.mean(-1, keepdims=True) if region.kind == "layer_norm" else out
+    y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * v["scale"]
+    y = y + v["shift"] if region.kind == "layer_norm" else y
+    return [y, out] if region.keep_sum else [y]
 
 
 def model(constants: dict[str, np.ndarray]) -> onnx.ModelProto:
@@ -98,11 +123,10 @@ def model(constants: dict[str, np.ndarray]) -> onnx.ModelProto:
         helper.make_node(
             "StofFusedRegion",
             inputs_of(region),
-            [f"y{i}"],
+            outputs_of(region, i),
             domain="stof",
             name=f"region{i}",
             template=region.template,
-            activation=region.activation,
             has_bias=int(region.bias),
             has_residual=int(region.residual),
             config=region.config,
@@ -110,6 +134,7 @@ def model(constants: dict[str, np.ndarray]) -> onnx.ModelProto:
             head_dim=HEAD_DIM * region.rotated,
             plugin_version="1",
             plugin_namespace="stof",
+            **region.attributes(),
         )
         for i, region in enumerate(regions())
     ]
@@ -118,7 +143,7 @@ def model(constants: dict[str, np.ndarray]) -> onnx.ModelProto:
         nodes,
         "regions",
         [helper.make_tensor_value_info(name, half, ["b", s, w]) for name, (s, w) in INPUTS.items()],
-        [helper.make_tensor_value_info(f"y{i}", half, ["b", None, HIDDEN]) for i in range(len(nodes))],
+        [helper.make_tensor_value_info(name, half, ["b", None, HIDDEN]) for n in nodes for name in n.output],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("stof", 1)]
@@ -155,10 +180,10 @@ def feeds(rng: np.random.Generator, batch: int, seq: int) -> dict[str, np.ndarra
 
 def assert_right(got: dict[str, np.ndarray], values: dict[str, np.ndarray]) -> None:
     for i, region in enumerate(regions()):
-        wanted = reference(region, values)
-        assert got[f"y{i}"].shape == wanted.shape, region
-        error = np.abs(got[f"y{i}"].astype(np.float64) - wanted)
-        assert (error <= 1e-3 * np.abs(wanted) + 1e-3).all(), (region, error.max())
+        for name, wanted in zip(outputs_of(region, i), reference(region, values), strict=True):
+            assert got[name].shape == wanted.shape, region
+            error = np.abs(got[name].astype(np.float64) - wanted)
+            assert (error <= 1e-3 * np.abs(wanted) + 1e-3).all(), (region, name, error.max())
 
 
 @pytest.mark.parametrize(("batch", "seq"), [(1, 1), (2, 128), (3, 77), (4, 512)])

@@ -8,20 +8,32 @@ namespace {
 
 bool small(int64_t v) { return v > 0 && v <= INT32_MAX; }
 
-// Inputs in order: x, w, [w_up], [bias], [b_up], [residual], [rotation].
+FusedTemplate fused_template(RegionTemplate id) {
+  return id == RegionTemplate::kGatedMlp   ? FusedTemplate::kGatedMlp
+         : id == RegionTemplate::kGemmNorm ? FusedTemplate::kGemmNorm
+                                           : FusedTemplate::kGemmEpilogue;
+}
+
+// Inputs in order: x, w, [w_up], [bias], [b_up], [residual], [rotation], [scale], [shift]. Outputs: the rows, [their sum ahead of a norm].
 class GemmRegion final : public RegionCore {
  public:
   GemmRegion(const RegionConfig& config, int32_t variant)
-      : gated_(config.template_id == RegionTemplate::kGatedMlp),
+      : template_(fused_template(config.template_id)),
+        gated_(template_ == FusedTemplate::kGatedMlp),
         bias_(config.has_bias != 0),
         residual_(config.has_residual != 0),
+        scale_(config.has_scale != 0),
+        shift_(config.has_shift != 0),
+        keep_sum_(config.keep_sum != 0),
         activation_(static_cast<Activation>(config.activation)),
         rotated_columns_(config.rotated_columns),
         head_dim_(config.head_dim),
+        norm_(static_cast<Norm>(config.norm)),
+        epsilon_(config.epsilon),
         variant_(variant) {}
 
-  int32_t num_inputs() const override { return rotation_input() + (rotated_columns_ > 0); }
-  int32_t num_outputs() const override { return 1; }
+  int32_t num_inputs() const override { return shift_input() + shift_; }
+  int32_t num_outputs() const override { return 1 + keep_sum_; }
   ElementType output_type(int32_t, const ElementType* inputs) const override { return inputs[0]; }
 
   bool output_dims(int32_t, DimBuilder& builder, OutputDims& out) const override {
@@ -44,7 +56,8 @@ class GemmRegion final : public RegionCore {
     // The outcome depends on no pointer, but parameters are checked whole: any aligned address will do.
     const void* const somewhere = reinterpret_cast<const void*>(uintptr_t{256});
     const void* pointers[6] = {somewhere, somewhere, somewhere, somewhere, somewhere, somewhere};  // no template has more inputs
-    place(p, pointers, const_cast<void*>(somewhere));
+    void* const outputs[2] = {reinterpret_cast<void*>(uintptr_t{512}), reinterpret_cast<void*>(uintptr_t{768})};
+    place(p, pointers, outputs);
     if (const char* why = fused_unsupported(p)) return fail(error, size, "no kernel runs this region: %s", why);
     bytes = fused_workspace_bytes(p);
     return nullptr;
@@ -69,7 +82,7 @@ class GemmRegion final : public RegionCore {
                       cudaStream_t stream, char* error, size_t size) const override {
     FusedParams p;
     if (const char* why = plan(in, n, p, error, size)) return why;
-    place(p, data, out[0]);
+    place(p, data, out);
     p.workspace = workspace;
     p.workspace_bytes = fused_workspace_bytes(p);
     if (const char* why = fused_unsupported(p)) return fail(error, size, "no kernel runs this region: %s", why);
@@ -81,6 +94,8 @@ class GemmRegion final : public RegionCore {
   int32_t bias_input() const { return gated_ ? 3 : 2; }
   int32_t residual_input() const { return bias_input() + (bias_ ? gated_ ? 2 : 1 : 0); }
   int32_t rotation_input() const { return residual_input() + residual_; }
+  int32_t scale_input() const { return rotation_input() + (rotated_columns_ > 0); }
+  int32_t shift_input() const { return scale_input() + scale_; }
 
   // All of `p` but the pointers.
   const char* plan(const TensorDesc* in, int32_t n, FusedParams& p, char* error, size_t size) const {
@@ -117,7 +132,10 @@ class GemmRegion final : public RegionCore {
       p.head_dim = head_dim_;
       p.positions = static_cast<int32_t>(r.dims[0]);
     }
-    p.template_id = gated_ ? FusedTemplate::kGatedMlp : FusedTemplate::kGemmEpilogue;
+    for (int32_t i = scale_input(); i < num_inputs(); ++i)
+      if (in[i].rank != 1 || in[i].dims[0] != columns)
+        return fail(error, size, "the norm's scale or shift is not [%lld]", static_cast<long long>(columns));
+    p.template_id = template_;
     p.config = variant_;
     p.dtype = x.type == ElementType::kF16 ? DType::kF16 : x.type == ElementType::kBF16 ? DType::kBF16 : DType::kF32;
     p.activation = activation_;
@@ -125,11 +143,13 @@ class GemmRegion final : public RegionCore {
     p.n = static_cast<int32_t>(columns);
     p.k = static_cast<int32_t>(k);
     p.stride_a = k;
-    p.stride_b = p.stride_b2 = p.stride_residual = p.stride_out = columns;
+    p.stride_b = p.stride_b2 = p.stride_residual = p.stride_out = p.stride_sum = columns;
+    p.norm = norm_;
+    p.epsilon = epsilon_;
     return nullptr;
   }
 
-  void place(FusedParams& p, const void* const* data, void* out) const {
+  void place(FusedParams& p, const void* const* data, void* const* out) const {
     p.a = data[0];
     p.b = data[1];
     if (gated_) p.b2 = data[2];
@@ -137,20 +157,25 @@ class GemmRegion final : public RegionCore {
     if (bias_ && gated_) p.bias2 = data[bias_input() + 1];
     if (residual_) p.residual = data[residual_input()];
     if (rotated_columns_) p.rotation = static_cast<const float*>(data[rotation_input()]);
-    p.out = out;
+    if (scale_) p.scale = data[scale_input()];
+    if (shift_) p.shift = data[shift_input()];
+    p.out = out[0];
+    if (keep_sum_) p.sum = out[1];
   }
 
-  bool gated_, bias_, residual_;
+  FusedTemplate template_;
+  bool gated_, bias_, residual_, scale_, shift_, keep_sum_;
   Activation activation_;
   int32_t rotated_columns_, head_dim_;
+  Norm norm_;
+  float epsilon_;
   int32_t variant_;
 };
 
 }  // namespace
 
 std::unique_ptr<RegionCore> make_gemm_region(const RegionConfig& config, char* error, size_t error_size) {
-  const FusedTemplate id =
-      config.template_id == RegionTemplate::kGatedMlp ? FusedTemplate::kGatedMlp : FusedTemplate::kGemmEpilogue;
+  const FusedTemplate id = fused_template(config.template_id);
   const int32_t count = fused_config_count(id);
   if (count == 0) {
     fail(error, error_size, "this library was built without sm_90a machine code, which the GEMM templates need");

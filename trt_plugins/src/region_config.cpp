@@ -1,8 +1,10 @@
 #include "region_config.h"
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "fail.h"
 
@@ -11,28 +13,37 @@ namespace {
 
 constexpr uint32_t kMagic = 0x47525453;  // "STRG"
 constexpr uint32_t kFormat = 2;
-constexpr size_t kHeaderBytes = 16, kWords = 8, kWordBytes = 4 * kWords;
+constexpr size_t kHeaderBytes = 16, kWords = 13, kWordBytes = 4 * kWords;
 constexpr size_t kLongestName = 31, kLongestProgram = size_t{256} << 20;
 
-constexpr const char* kTemplates[] = {"gemm_epilogue", "gated_mlp", "cubin", nullptr};
+constexpr const char* kTemplates[] = {"gemm_epilogue", "gated_mlp", "cubin", "gemm_norm", nullptr};
+constexpr const char* kNorms[] = {"layer_norm", "rms_norm", nullptr};
 constexpr const char* kActivations[] = {"none", "relu", "gelu_erf", "gelu_tanh", "silu", nullptr};
 
 struct Row {
   const char* name;
   Field::Kind kind;
 };
-enum Attribute { kTemplate, kActivation, kHasBias, kHasResidual, kRotatedColumns, kHeadDim, kConfigName, kProgram };
+enum Attribute {
+  kTemplate, kActivation, kHasBias, kHasResidual, kRotatedColumns, kHeadDim, kNorm, kHasScale, kHasShift, kKeepSum, kEpsilon, kConfigName, kProgram
+};
 constexpr Row kRows[] = {{"template", Field::Kind::kText},       {"activation", Field::Kind::kText},
                          {"has_bias", Field::Kind::kInt},        {"has_residual", Field::Kind::kInt},
                          {"rotated_columns", Field::Kind::kInt}, {"head_dim", Field::Kind::kInt},
-                         {"config", Field::Kind::kText},         {"program", Field::Kind::kText}};
+                         {"kind", Field::Kind::kText},           {"has_scale", Field::Kind::kInt},
+                         {"has_shift", Field::Kind::kInt},       {"keep_sum", Field::Kind::kInt},
+                         {"epsilon", Field::Kind::kFloat},       {"config", Field::Kind::kText},
+                         {"program", Field::Kind::kText}};
 
 int32_t& number(RegionConfig& c, int32_t attribute) {
   switch (attribute) {
     case kHasBias: return c.has_bias;
     case kHasResidual: return c.has_residual;
     case kRotatedColumns: return c.rotated_columns;
-    default: return c.head_dim;
+    case kHeadDim: return c.head_dim;
+    case kHasScale: return c.has_scale;
+    case kHasShift: return c.has_shift;
+    default: return c.keep_sum;
   }
 }
 
@@ -79,11 +90,16 @@ uint64_t fnv1a_64(const std::string& text) {
 
 const char* check(const RegionConfig& c, char* error, size_t size) {
   const auto flag = [](int32_t v) { return v == 0 || v == 1; };
-  if (c.template_id < RegionTemplate::kGemmEpilogue || c.template_id > RegionTemplate::kCubin)
+  if (c.template_id < RegionTemplate::kGemmEpilogue || c.template_id > RegionTemplate::kGemmNorm)
     return fail(error, size, "template %d is unknown", static_cast<int>(c.template_id));
   if (c.activation < 0 || c.activation > static_cast<int32_t>(std::size(kActivations)) - 2)
     return fail(error, size, "activation %d is unknown", c.activation);
   if (!flag(c.has_bias)) return fail(error, size, "attribute 'has_bias' is %d, neither 0 nor 1", c.has_bias);
+  for (const auto& [name, value] : {std::pair("has_scale", c.has_scale), {"has_shift", c.has_shift}, {"keep_sum", c.keep_sum}})
+    if (!flag(value)) return fail(error, size, "attribute '%s' is %d, neither 0 nor 1", name, value);
+  if (c.norm < 0 || c.norm > static_cast<int32_t>(std::size(kNorms)) - 2) return fail(error, size, "norm %d is unknown", c.norm);
+  if (!(c.epsilon >= 0.0f) || !std::isfinite(c.epsilon)) return fail(error, size, "attribute 'epsilon' is negative or not a finite number");
+  const bool norm = c.norm || c.has_scale || c.has_shift || c.keep_sum || c.epsilon != 0.0f;
   if (!flag(c.has_residual)) return fail(error, size, "attribute 'has_residual' is %d, neither 0 nor 1", c.has_residual);
   if (c.config.empty() || c.config.size() > kLongestName)
     return fail(error, size, "attribute 'config' has %zu characters, 1 to %zu are expected", c.config.size(), kLongestName);
@@ -92,7 +108,7 @@ const char* check(const RegionConfig& c, char* error, size_t size) {
   if (c.program.size() > kLongestProgram) return fail(error, size, "the program has %zu bytes, which is too many", c.program.size());
   if (c.template_id == RegionTemplate::kCubin) {
     if (c.program.empty()) return fail(error, size, "template 'cubin' needs the attribute 'program'");
-    if (c.activation || c.has_bias || c.has_residual || c.rotated_columns || c.head_dim || c.config != "auto")
+    if (c.activation || c.has_bias || c.has_residual || c.rotated_columns || c.head_dim || norm || c.config != "auto")
       return fail(error, size, "template 'cubin' has no attributes but 'program'");
   } else {
     if (!c.program.empty()) return fail(error, size, "only template 'cubin' has the attribute 'program'");
@@ -103,6 +119,9 @@ const char* check(const RegionConfig& c, char* error, size_t size) {
       return fail(error, size, "%d rotated columns are no whole heads of %d, a multiple of 8", c.rotated_columns, c.head_dim);
     if (c.rotated_columns && (c.template_id != RegionTemplate::kGemmEpilogue || c.activation || c.has_residual))
       return fail(error, size, "rotated columns go with template 'gemm_epilogue' without activation and residual only");
+    if (c.template_id == RegionTemplate::kGemmNorm && c.activation) return fail(error, size, "template 'gemm_norm' has no activation");
+    if (c.template_id != RegionTemplate::kGemmNorm && norm)
+      return fail(error, size, "only template 'gemm_norm' has the attributes of a norm");
   }
   return nullptr;
 }
@@ -115,7 +134,7 @@ Field::Kind region_field_kind(int32_t i) { return kRows[i].kind; }
 
 const char* read_region_fields(const Field* fields, int32_t count, RegionConfig& config, char* error, size_t error_size) {
   config = RegionConfig();
-  bool has_template = false;
+  bool has_template = false, has_epsilon = false;
   for (int32_t f = 0; f < count; ++f) {
     const Field& field = fields[f];
     int32_t i = 0;
@@ -129,6 +148,12 @@ const char* read_region_fields(const Field* fields, int32_t count, RegionConfig&
       std::memcpy(&number(config, i), field.data, 4);
       continue;
     }
+    if (field.kind == Field::Kind::kFloat) {
+      if (field.length != 1) return fail(error, error_size, "attribute '%s' has %d values, not one", name, field.length);
+      std::memcpy(&config.epsilon, field.data, 4);
+      has_epsilon = true;
+      continue;
+    }
     const char* const data = static_cast<const char*>(field.data);
     const std::string text(data, strnlen(data, static_cast<size_t>(field.length)));
     int32_t found = 0;
@@ -138,6 +163,8 @@ const char* read_region_fields(const Field* fields, int32_t count, RegionConfig&
       has_template = true;
     } else if (i == kActivation) {
       found = config.activation = find(kActivations, text);
+    } else if (i == kNorm) {
+      found = config.norm = find(kNorms, text);
     } else if (i == kConfigName) {
       config.config = text;
     } else if (!decode_base64(text, config.program)) {
@@ -146,13 +173,18 @@ const char* read_region_fields(const Field* fields, int32_t count, RegionConfig&
     if (found < 0) return fail(error, error_size, "attribute '%s' is '%.60s', which is unknown", name, text.c_str());
   }
   if (!has_template) return fail(error, error_size, "attribute 'template' is missing");
+  if (config.template_id == RegionTemplate::kGemmNorm && !has_epsilon)
+    return fail(error, error_size, "attribute 'epsilon' is missing");
   return check(config, error, error_size);
 }
 
 std::vector<unsigned char> serialize(const RegionConfig& c) {
   std::vector<unsigned char> out(kHeaderBytes + kWordBytes + c.config.size() + c.program.size());
+  int32_t epsilon;
+  std::memcpy(&epsilon, &c.epsilon, 4);
   const int32_t words[kWords] = {static_cast<int32_t>(c.template_id), c.activation, c.has_bias, c.has_residual, c.rotated_columns,
-                                 c.head_dim, static_cast<int32_t>(c.config.size()), static_cast<int32_t>(c.program.size())};
+                                 c.head_dim, c.norm, c.has_scale, c.has_shift, c.keep_sum, epsilon,
+                                 static_cast<int32_t>(c.config.size()), static_cast<int32_t>(c.program.size())};
   unsigned char* const body = out.data() + kHeaderBytes;
   std::memcpy(body, words, sizeof words);
   std::memcpy(body + kWordBytes, c.config.data(), c.config.size());
@@ -179,7 +211,7 @@ const char* deserialize(const void* bytes, size_t length, RegionConfig& config, 
   int32_t words[kWords];
   std::memcpy(words, body, sizeof words);
   const size_t rest = length - kHeaderBytes - kWordBytes;
-  const int32_t name = words[6], program = words[7];
+  const int32_t name = words[kWords - 2], program = words[kWords - 1];
   if (name < 0 || program < 0 || static_cast<size_t>(name) + static_cast<size_t>(program) != rest)
     return fail(error, error_size, "the engine's bytes for this plugin hold texts of %d and %d bytes in %zu", name, program, rest);
   const char* const texts = reinterpret_cast<const char*>(body + kWordBytes);
@@ -189,6 +221,11 @@ const char* deserialize(const void* bytes, size_t length, RegionConfig& config, 
   config.has_residual = words[3];
   config.rotated_columns = words[4];
   config.head_dim = words[5];
+  config.norm = words[6];
+  config.has_scale = words[7];
+  config.has_shift = words[8];
+  config.keep_sum = words[9];
+  std::memcpy(&config.epsilon, &words[10], 4);
   config.config.assign(texts, static_cast<size_t>(name));
   config.program.assign(texts + name, static_cast<size_t>(program));
   return check(config, error, error_size);
@@ -206,6 +243,12 @@ std::string describe(const RegionConfig& c) {
   text += c.has_bias ? " has_bias=1" : " has_bias=0";
   text += c.has_residual ? " has_residual=1" : " has_residual=0";
   if (c.rotated_columns) text += " rotated_columns=" + std::to_string(c.rotated_columns) + " head_dim=" + std::to_string(c.head_dim);
+  if (c.template_id == RegionTemplate::kGemmNorm) {
+    char norm[128];
+    std::snprintf(norm, sizeof norm, " kind=%s has_scale=%d has_shift=%d keep_sum=%d epsilon=%.9g", kNorms[c.norm], c.has_scale, c.has_shift,
+                  c.keep_sum, static_cast<double>(c.epsilon));
+    text += norm;
+  }
   return text + " config=" + c.config;
 }
 

@@ -10,13 +10,17 @@
 
 namespace stof {
 
-enum class RegionTemplate : int32_t { kGemmEpilogue = 0, kGatedMlp = 1, kCubin = 2 };
+enum class RegionTemplate : int32_t { kGemmEpilogue = 0, kGatedMlp = 1, kCubin = 2, kGemmNorm = 3 };
 
 struct RegionConfig {
   RegionTemplate template_id = RegionTemplate::kGemmEpilogue;
   int32_t activation = 0;  // stof::Activation
   int32_t has_bias = 0, has_residual = 0;
   int32_t rotated_columns = 0, head_dim = 0;  // of kGemmEpilogue: the first columns are heads that are rotated; both 0: none
+  // kGemmNorm; elsewhere all 0.
+  int32_t norm = 0;  // stof::Norm
+  int32_t has_scale = 0, has_shift = 0, keep_sum = 0;
+  float epsilon = 0.0f;
   std::string config = "auto";  // a variant of a GEMM template
   std::string program;          // kCubin: the raw bytes of its program
 };

@@ -3,6 +3,8 @@
 //
 //   kGemmEpilogue  out = activation(a b + bias) + residual, or rotated(a b + bias)
 //   kGatedMlp      out = activation(a b + bias) * (a b2 + bias2)
+//   kGemmNorm      sum = a b + bias + residual; out = norm(sum) * scale + shift, with the mean and variance of each row of the
+//                  unrounded sum: LayerNorm (sum - mean) / sqrt(variance + epsilon), RMSNorm sum / sqrt(mean square + epsilon)
 //
 // rotated(): rotary position embedding of the first columns, which are heads. Columns 2j and 2j + 1 of a head are a pair (x, y), which becomes
 // (x cos - y sin, y cos + x sin) with the cos and sin that `rotation` holds for j and the row's position, row mod positions.
@@ -17,7 +19,8 @@
 
 namespace stof {
 
-enum class FusedTemplate : int32_t { kGemmEpilogue = 0, kGatedMlp = 1 };
+enum class FusedTemplate : int32_t { kGemmEpilogue = 0, kGatedMlp = 1, kGemmNorm = 2 };
+enum class Norm : int32_t { kLayer = 0, kRms = 1 };
 enum class Activation : int32_t { kNone = 0, kRelu = 1, kGeluErf = 2, kGeluTanh = 3, kSilu = 4 };
 
 constexpr int32_t kAutoConfig = -1;  // fused_launch picks one from the sizes
@@ -35,7 +38,7 @@ struct FusedParams {
   const void* b2;       // [k, n]: the factor without activation of kGatedMlp, else null
   const void* bias;     // [n] or null
   const void* bias2;    // [n] or null; kGatedMlp only
-  const void* residual; // [m, n] or null; may be `out` itself; kGemmEpilogue only
+  const void* residual; // [m, n] or null; may be `out` or `sum` itself; not for kGatedMlp
   void* out;            // [m, n]
   int64_t stride_a, stride_b, stride_b2, stride_residual, stride_out;
   void* workspace;      // fused_workspace_bytes(), 256-byte aligned; may be null when that is 0
@@ -45,6 +48,13 @@ struct FusedParams {
   int32_t head_dim;         // a multiple of 8
   int32_t positions;
   int32_t reserved2;  // 0
+  // kGemmNorm only; zero elsewhere.
+  const void* scale;    // [n] or null: 1
+  const void* shift;    // [n] or null: 0
+  void* sum;            // [m, n] or null: not wanted
+  int64_t stride_sum;
+  Norm norm;
+  float epsilon;
 };
 
 // One compiled variant of a template. Sizes are those of the output tile and of the step along k.
@@ -52,6 +62,7 @@ struct FusedConfig {
   char name[32];        // unique within its template; what nodes and plans name it by
   int32_t tile_m, tile_n, tile_k, stages;
   int32_t cluster_m;    // blocks that share one tile of b
+  int32_t cluster_n;    // blocks side by side that share one tile of a, at most: kGemmNorm's own whole rows
   int32_t arch;         // 90: needs sm_90a machine code
 };
 

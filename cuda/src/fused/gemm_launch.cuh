@@ -47,6 +47,7 @@ inline cudaError_t make_args(GemmArgs* args, const FusedParams& p, int rows, int
   args->tiles_n = ceiling(p.n, columns);
   args->tiles = args->clusters_m * args->tiles_n;
   args->group = kGroup * rows / cluster_rows;
+  args->cluster = cluster_rows / rows;
   args->activation = p.activation;
   args->has_residual = p.residual != nullptr;
   args->rotation = {reinterpret_cast<const float2*>(p.rotation), p.rotated_columns, p.head_dim, p.positions};

@@ -39,6 +39,7 @@ struct GemmArgs {
   int32_t m, n, steps;
   int32_t clusters_m, tiles_n, tiles;  // tiles of a whole cluster
   int32_t group;                       // clusters along m that walk along n together
+  int32_t cluster;                     // blocks of a cluster
   Activation activation;
   bool has_residual;
   Rotation rotation;
@@ -52,6 +53,7 @@ struct GemmConfig {
   static constexpr int kColumns = kColumns_;  // of B in a tile; a gated tile has half as many of the output
   static constexpr int kStages = kStages_;
   static constexpr int kCluster = kCluster_;
+  static constexpr bool kShares = kCluster > 1;  // blocks of a cluster write to each other's stages
   static constexpr bool kPingPong = kPingPong_;
   static constexpr bool kGated = kGated_;
   static constexpr int kBuffers = kBuffers_;  // chunks of a warp on their way out
@@ -76,7 +78,7 @@ struct GemmConfig {
   static constexpr int kSharedBytes = kResidualAt + 8 * 8 * kBuffers + 1024;  // aligned to 1024 bytes
   static_assert(kSharedBytes <= 227 * 1024 && kChunks % kBuffers == 0);
   static_assert(kColumns / 64 % kCluster == 0, "each block of a cluster loads its part of B");
-  static_assert(kBands * kAccumulators <= 128);
+  static_assert(kBands * kAccumulators <= 192);
 };
 
 struct GemmTile {
@@ -185,8 +187,8 @@ struct GemmConsumer {
   }
 
   __device__ __forceinline__ void release(int stage) const {
-    if constexpr (C::kCluster > 1) {
-      if (lane < C::kCluster) barrier_arrive_at(shared + C::kEmptyAt + 8 * stage, lane);
+    if constexpr (C::kShares) {
+      if (lane < args.cluster) barrier_arrive_at(shared + C::kEmptyAt + 8 * stage, lane);
     } else {
       if (lane == 0) barrier_arrive(shared + C::kEmptyAt + 8 * stage);
     }
@@ -275,7 +277,7 @@ struct GemmConsumer {
       if (i != chunk) continue;
       if (lane == 0) bulk_wait_read<C::kBuffers - 1>();
       __syncwarp();
-      store_chunk(packed + i * 16, i, packed_place);
+      store_chunk(packed + i * 16, i, packed_place, &args.out);
     }
   }
 
@@ -286,7 +288,7 @@ struct GemmConsumer {
   }
 
   // A chunk's packed elements leave through its buffer, which is free.
-  __device__ __forceinline__ void store_chunk(const uint32_t* from, int chunk, GemmPlace tile) const {
+  __device__ __forceinline__ void store_chunk(const uint32_t* from, int chunk, GemmPlace tile, const CUtensorMap* map) const {
     const uint32_t to = buffer(chunk % C::kBuffers);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -296,7 +298,7 @@ struct GemmConsumer {
     __syncwarp();
     if (lane == 0) {
       const GemmPlace at = slab(tile, chunk);
-      tma_store(&args.out, to, at.column, at.row);
+      tma_store(map, to, at.column, at.row);
       bulk_commit();
     }
   }
@@ -383,7 +385,7 @@ struct GemmConsumer {
       }
       pack_all(v, words);
       __syncwarp();
-      store_chunk(words, chunk, tile);
+      store_chunk(words, chunk, tile, &args.out);
       if (residual && chunk + C::kBuffers < C::kChunks && lane == 0) {
         bulk_wait_read();
         load_residual(chunk + C::kBuffers, tile);

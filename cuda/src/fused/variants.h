@@ -19,11 +19,17 @@
   X("coop_128x128_c2", 1, 256, 4, 2, false, true, 2, 3500, 830, 0, 0)               \
   X("pingpong_128x64_c2", 2, 128, 5, 2, true, true, 2, 4500, 395, 10, 0)            \
   X("coop_128x64", 1, 128, 6, 1, false, true, 1, 1900, 475, 10, 0)
+// X(name, bands of 64 rows a warpgroup, columns of a block, stages, store buffers, nanoseconds as above but the last)
+#define STOF_NORM_VARIANTS(X)                                                       \
+  X("rows128_columns192", 2, 192, 4, 2, 7100, 553, 1900)                            \
+  X("rows128_columns128", 2, 128, 5, 2, 6000, 359, 1500)
 
 namespace stof {
 
 // `index` counts through the template's list.
 cudaError_t gemm_sm90_f16(const FusedParams& p, int32_t index, cudaStream_t stream);
 cudaError_t gemm_sm90_bf16(const FusedParams& p, int32_t index, cudaStream_t stream);
+cudaError_t gemm_norm_sm90_f16(const FusedParams& p, int32_t index, cudaStream_t stream);
+cudaError_t gemm_norm_sm90_bf16(const FusedParams& p, int32_t index, cudaStream_t stream);
 
 }  // namespace stof

@@ -13,13 +13,19 @@ from pathlib import Path
 from stof_onnx.errors import StofError
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, check_layout, load_library
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 AUTO_CONFIG = -1
 
 
 class Template(enum.IntEnum):
     GEMM_EPILOGUE = 0
     GATED_MLP = 1
+    GEMM_NORM = 2
+
+
+class Norm(enum.IntEnum):
+    LAYER = 0
+    RMS = 1
 
 
 class Activation(enum.IntEnum):
@@ -61,6 +67,12 @@ class FusedParams(ct.Structure):
         ("head_dim", ct.c_int32),
         ("positions", ct.c_int32),
         ("reserved2", ct.c_int32),
+        ("scale", ct.c_void_p),
+        ("shift", ct.c_void_p),
+        ("sum", ct.c_void_p),
+        ("stride_sum", ct.c_int64),
+        ("norm", ct.c_int32),
+        ("epsilon", ct.c_float),
     ]
 
 
@@ -72,6 +84,7 @@ class _FusedConfig(ct.Structure):
         ("tile_k", ct.c_int32),
         ("stages", ct.c_int32),
         ("cluster_m", ct.c_int32),
+        ("cluster_n", ct.c_int32),
         ("arch", ct.c_int32),
     ]
 
@@ -86,6 +99,7 @@ class Config:
     tile_k: int
     stages: int
     cluster_m: int
+    cluster_n: int
     arch: int
 
 
@@ -122,7 +136,7 @@ class FusedLibrary:
 
     def _config(self, template: Template, index: int) -> Config:
         c = self._library.stof_fused_config(int(template), index).contents
-        return Config(c.name.decode(), c.tile_m, c.tile_n, c.tile_k, c.stages, c.cluster_m, c.arch)
+        return Config(c.name.decode(), c.tile_m, c.tile_n, c.tile_k, c.stages, c.cluster_m, c.cluster_n, c.arch)
 
     def auto_config(self, params: FusedParams, sms: int) -> int:
         """Index of the variant that AUTO_CONFIG stands for on a GPU of `sms` multiprocessors; -1: there is none."""

@@ -11,6 +11,7 @@ from math import ceil
 
 AUTO = "auto"  # the node attribute `config` that leaves the choice to the library at each launch
 STEP = 64  # of k, that costs count
+_GROUP, _SMALL_CLUSTER = 16, 3  # multiprocessors of a group; blocks from which on a cluster does not fill it
 COSTLY = ("gelu_erf", "gelu_tanh", "silu")  # activations that take time of their own
 
 
@@ -21,6 +22,7 @@ class GemmVariant:
     Attributes:
         cluster: blocks that share a tile of the weights, each with an output tile of its own.
         split: blocks that share one output tile, each with a part of k.
+        longest: blocks side by side that own whole rows, at most; 0 where rows do not matter.
         launch_ns: of a launch.
         step_ns: of a step of 64 along k.
         tile_ns: of what else a tile takes.
@@ -36,6 +38,11 @@ class GemmVariant:
     step_ns: int
     tile_ns: int
     activation_ns: int
+    longest: int = 0
+
+    def fits(self, n: int) -> bool:
+        """Whether it takes rows of n."""
+        return not self.longest or ceil(n / self.tile_n) <= self.longest
 
 
 VARIANTS: dict[str, tuple[GemmVariant, ...]] = {
@@ -53,6 +60,10 @@ VARIANTS: dict[str, tuple[GemmVariant, ...]] = {
         GemmVariant("coop_128x128_c2", 128, 128, 2, 1, 3500, 830, 0, 0),
         GemmVariant("pingpong_128x64_c2", 128, 64, 2, 1, 4500, 395, 10, 0),
         GemmVariant("coop_128x64", 128, 64, 1, 1, 1900, 475, 10, 0),
+    ),
+    "gemm_norm": (
+        GemmVariant("rows128_columns192", 128, 192, 1, 1, 7100, 553, 1900, 0, 8),
+        GemmVariant("rows128_columns128", 128, 128, 1, 1, 6000, 359, 1500, 0, 8),
     ),
 }
 
@@ -79,10 +90,19 @@ def configs(template: str) -> tuple[str, ...]:
     return tuple(v.name for v in VARIANTS[template])
 
 
+def _clusters(blocks: int, device: GemmDevice) -> int:
+    """Clusters that run at a time: larger ones leave a part of each group of multiprocessors idle."""
+    if blocks < _SMALL_CLUSTER:
+        return device.multiprocessors // blocks
+    return device.multiprocessors // _GROUP * (_GROUP // blocks)
+
+
 def _busy_ns(v: GemmVariant, m: int, n: int, k: int, activation: str, device: GemmDevice) -> int:
     """Nanoseconds of a launch, as fused_auto_config counts them."""
-    tiles = ceil(m / (v.tile_m * v.cluster)) * ceil(n / v.tile_n)
-    waves = ceil(tiles / max(device.multiprocessors // (v.cluster * v.split), 1))
+    across = ceil(n / v.tile_n)
+    tiles = ceil(m / (v.tile_m * v.cluster)) * (1 if v.longest else across)
+    at_a_time = _clusters(across, device) if v.longest else device.multiprocessors // (v.cluster * v.split)
+    waves = ceil(tiles / max(at_a_time, 1))
     steps = ceil(ceil(k / STEP) / v.split)
     return v.launch_ns + waves * (steps * v.step_ns + v.tile_ns + (v.activation_ns if activation in COSTLY else 0))
 
@@ -102,5 +122,6 @@ def estimate_us(
 
 
 def ranked(template: str, m: int, n: int, k: int, device: GemmDevice = H200, activation: str = "none") -> list[str]:
-    """The variants by rising estimate for these sizes."""
-    return [v.name for v in sorted(VARIANTS[template], key=lambda v: _busy_ns(v, m, n, k, activation, device))]
+    """The variants that take these sizes, by rising estimate."""
+    found = [v for v in VARIANTS[template] if v.fits(n)]
+    return [v.name for v in sorted(found, key=lambda v: _busy_ns(v, m, n, k, activation, device))]

@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, inliner
 
 from stof_onnx.errors import StofError
-from stof_onnx.fusion.functions import PREFIX, is_region
+from stof_onnx.fusion.functions import NORM_ATTRIBUTES, PREFIX, is_region
 from stof_onnx.fusion.row_programs import row_program
 from stof_onnx.fusion.templates import GEMM_TEMPLATES
 from stof_onnx.fusion.tensors import FLOATS
@@ -32,8 +32,8 @@ Compile = Callable[[Sequence[tuple[RowProgram, RowConfig, int]], int], list[str]
 
 @dataclass
 class RegionLowering:
-    """What became of one region: `template` ("gemm_epilogue", "gated_mlp" or "cubin") is empty where it stays ordinary
-    operators, and `reason` says why."""
+    """What became of one region: `template` (of the plugin node, see docs/architecture.md) is empty where it stays
+    ordinary operators, and `reason` says why."""
 
     name: str
     template: str = ""
@@ -208,7 +208,8 @@ class _Region:
         rank = self.shapes.rank(self.node.input[0])
         if self.template in GEMM_TEMPLATES:
             result.template = self.template
-            names = ("activation", "has_bias", "has_residual", "config")
+            own = NORM_ATTRIBUTES if self.template == "gemm_norm" else ("activation", "has_bias", "has_residual")
+            names = (*own, "config")
             kept = {name: self.attributes[name] for name in names if name in self.attributes}
         else:
             result.template, kept = "cubin", {}
@@ -247,7 +248,7 @@ class _Region:
         if self.dtype not in _GEMM_DTYPES:
             return "its template computes in fp16 and bf16 only"
         config = str(self.attributes["config"])
-        known = gemm.configs("gated_mlp" if self.template == "gated_mlp" else "gemm_epilogue")
+        known = gemm.configs("gemm_epilogue" if self.template == "projections" else self.template)
         if config not in (gemm.AUTO, *known):
             return f"its configuration '{config}' is none of {', '.join((gemm.AUTO, *known))}: make the plan again"
         return ""
@@ -256,7 +257,7 @@ class _Region:
         """Weights and vectors as the kernel reads them, by place; or what is in the way."""
         found: dict[int, str] = {}
         transposed, vectors = (int(self.attributes.get(name, 0)) for name in ("transposed", "vectors"))  # type: ignore[call-overload]
-        weights = {"gemm_epilogue": 1, "gated_mlp": 2}.get(self.template, 0)
+        weights = {"gemm_epilogue": 1, "gated_mlp": 2, "gemm_norm": 1}.get(self.template, 0)
         for place, name in enumerate(self.node.input):
             weight = 1 <= place <= weights
             bias = self.template in GEMM_TEMPLATES and place > weights and self._is_bias(place, weights)

@@ -22,7 +22,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from stof_onnx.errors import StofError
-from stof_onnx.fusion.functions import PREFIX
+from stof_onnx.fusion.functions import NORM_ATTRIBUTES, PREFIX
 from stof_onnx.fusion.piece_model import piece_model, random_array
 from stof_onnx.fusion.search import Measurement, Region
 from stof_onnx.fusion.search.roofline import program_of
@@ -31,7 +31,7 @@ from stof_onnx.fusion.templates import GEMM_TEMPLATES
 from stof_onnx.kernels import gemm
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
 from stof_onnx.kernels.cubin_run import LoadedProgram
-from stof_onnx.kernels.fused_capi import Activation, FusedLibrary, FusedParams, Template
+from stof_onnx.kernels.fused_capi import Activation, FusedLibrary, FusedParams, Norm, Template
 from stof_onnx.kernels.triton_rows import RowConfig, compile_program, compile_programs, configurations
 from stof_onnx.options import EngineWishes
 from stof_onnx.trt import availability, cuda, turns
@@ -172,14 +172,16 @@ class GpuTimer:
 
     def _library_us(self, library: FusedLibrary, region: Region, config: str) -> float:
         instance, dtype = region.instance, self._dtype(region)
-        template = Template.GATED_MLP if instance.template == "gated_mlp" else Template.GEMM_EPILOGUE
+        template = Template[instance.kernel.upper()]
         names = [c.name for c in library.configs(template)]
         if config not in names:
             raise StofError(f"the kernel library has no variant {config}", instance.template, "Rebuild it: make cuda")
         m, n, k = instance.rows, instance.width, instance.depth
         second = template is Template.GATED_MLP
         bias = bool(instance.attributes["has_bias"])
-        residual = bool(instance.attributes.get("has_residual", 0))
+        residual, scale, shift, keep_sum = (
+            bool(instance.attributes.get(name, 0)) for name in ("has_residual", "has_scale", "has_shift", "keep_sum")
+        )
         wanted = {
             "a": (m, k),
             "b": (k, n),
@@ -187,6 +189,9 @@ class GpuTimer:
             "bias": (n,) if bias else None,
             "bias2": (n,) if bias and second else None,
             "residual": (m, n) if residual else None,
+            "scale": (n,) if scale else None,
+            "shift": (n,) if shift else None,
+            "sum": (m, n) if keep_sum else None,
             "out": (m, n),
         }
         shapes = {name: shape for name, shape in wanted.items() if shape is not None}
@@ -198,7 +203,10 @@ class GpuTimer:
             p.m, p.n, p.k = m, n, k
             for name, pointer in zip(shapes, pointers, strict=True):
                 setattr(p, name, pointer)
-            p.stride_a, p.stride_b, p.stride_b2, p.stride_residual, p.stride_out = k, n, n, n, n
+            p.stride_a, p.stride_b, p.stride_b2, p.stride_residual, p.stride_out, p.stride_sum = k, n, n, n, n, n
+            if template is Template.GEMM_NORM:
+                p.norm = Norm.RMS if instance.attributes["kind"] == "rms_norm" else Norm.LAYER
+                p.epsilon = float(instance.attributes["epsilon"])
             workspace = cuda.Buffer(library.workspace_bytes(p))
             p.workspace, p.workspace_bytes = workspace.pointer, workspace.nbytes
             stream = cuda.call("cudaStreamCreate")
@@ -244,19 +252,21 @@ def _plugin_model(region: Region, config: str, dtype: str) -> onnx.ModelProto:
     names = ["x", "w0", "w1"][: 1 + gemms]
     biases = [f"bias{i}" for i in range(gemms if instance.attributes["has_bias"] else 0)]
     residual = ["residual"] if instance.attributes.get("has_residual") else []
+    vectors = [name for name in ("scale", "shift") if instance.attributes.get(f"has_{name}")]
+    outputs = ["y", "sum"] if instance.attributes.get("keep_sum") else ["y"]
     initializers = [
         numpy_helper.from_array((random_array((k, n), np.float32, rng) / np.float32(np.sqrt(k))).astype(np.float16), w)
         for w in names[1:]
-    ] + [numpy_helper.from_array(random_array((n,), np.float16, rng), bias) for bias in biases]
+    ] + [numpy_helper.from_array(random_array((n,), np.float16, rng), name) for name in biases + vectors]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [m, k])]
     inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [m, n]) for name in residual]
-    wanted = ("activation", "has_bias", "has_residual")
+    wanted = NORM_ATTRIBUTES if instance.template == "gemm_norm" else ("activation", "has_bias", "has_residual")
     attributes: dict[str, object] = {n: instance.attributes[n] for n in wanted if n in instance.attributes}
     attributes |= {"template": instance.kernel, "config": config}
     attributes |= {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
-    node = helper.make_node(PREFIX, [*names, *biases, *residual], ["y"], "region", domain="stof")
+    node = helper.make_node(PREFIX, [*names, *biases, *residual, *vectors], outputs, "region", domain="stof")
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT16, [m, n])
-    graph = helper.make_graph([node], "region", inputs, [output], initializers)
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [m, n]) for name in outputs]
+    graph = helper.make_graph([node], "region", inputs, made, initializers)
     imports = [helper.make_opsetid("", _OPSET), helper.make_opsetid("stof", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import secrets
 import struct
@@ -44,6 +45,7 @@ class Region:
     config: str = "auto"
     dtype: int = F16
     rotated: int = 0  # columns, in heads of 16
+    norm: dict[str, Any] | None = None  # attributes of gemm_norm
 
     def attributes(self) -> dict[str, Any]:
         attributes: dict[str, Any] = {"template": self.template, "plugin_version": "1", "plugin_namespace": "stof"}
@@ -57,20 +59,26 @@ class Region:
             attributes["config"] = self.config
         if self.rotated:
             attributes |= {"rotated_columns": self.rotated, "head_dim": 16}
+        attributes |= self.norm or {}
         return attributes
 
     def inputs(self) -> list[Tensor]:
         factors = 2 if self.template == "gated_mlp" else 1
         dims = [(*self.rows, self.k), *[(self.k, self.n)] * factors, *[(self.n,)] * (factors * self.bias)]
         dims += [(*self.rows, self.n)] * self.residual
+        dims += [(self.n,) for name in ("has_scale", "has_shift") if (self.norm or {}).get(name)]
         rotation = [Tensor((self.rows[-1], 16), F32)] if self.rotated else []
         return [Tensor(d, self.dtype) for d in dims] + rotation
+
+    @property
+    def outputs(self) -> int:
+        return 2 if (self.norm or {}).get("keep_sum") else 1
 
     def output(self) -> Tensor:
         return Tensor((*self.rows, self.n), self.dtype)
 
     def tensors(self) -> list[Tensor]:
-        return [*self.inputs(), self.output()]
+        return [*self.inputs(), *[self.output()] * self.outputs]
 
 
 REGIONS = [
@@ -85,6 +93,13 @@ REGIONS = [
     Region("gated_mlp", bias=True, activation="gelu_tanh", rows=(7,), dtype=BF16),
 ]
 
+NORM = {"kind": "rms_norm", "epsilon": 1e-6, "has_scale": 1}
+REGIONS += [
+    Region("gemm_norm", norm={"epsilon": 1e-5}),
+    Region("gemm_norm", bias=True, residual=True, norm={"epsilon": 1e-12, "has_scale": 1, "has_shift": 1}),
+    Region("gemm_norm", residual=True, rows=(100,), dtype=BF16, norm=NORM | {"keep_sum": 1}),
+]
+
 
 def create(host: Host, region: Region, **attributes: Any) -> Plugin:
     plugin = host.create(region.attributes() | attributes)
@@ -96,25 +111,27 @@ def test_creator_declares_every_attribute(region_host: Host) -> None:
     name, version, namespace, *declared = region_host.describe()
     assert (name, version, namespace) == ("StofFusedRegion", "1", "stof")
     kinds = {field.split(":")[0]: int(field.split(":")[1]) for field in declared}
-    texts = dict.fromkeys(("template", "activation", "config", "program"), FIELD_CHAR)
-    assert kinds == texts | dict.fromkeys(("has_bias", "has_residual", "rotated_columns", "head_dim"), FIELD_I32)
+    texts = dict.fromkeys(("template", "activation", "config", "program", "kind"), FIELD_CHAR)
+    flags = ("has_bias", "has_residual", "rotated_columns", "head_dim", "has_scale", "has_shift", "keep_sum")
+    assert kinds == texts | dict.fromkeys(flags, FIELD_I32) | {"epsilon": FIELD_F32}
 
 
 @pytest.mark.parametrize("region", REGIONS, ids=str)
 def test_every_kind_of_region_is_planned(region_host: Host, region: Region) -> None:
     plugin = create(region_host, region)
-    assert plugin.identity() == "StofFusedRegion 1 stof 1"
-    assert plugin.output_shape(region.inputs()) == region.output().dims
-    assert plugin.output_type([t.type for t in region.inputs()]) == region.dtype
-    assert plugin.configure(region.tensors()) == 0
+    assert plugin.identity() == f"StofFusedRegion 1 stof {region.outputs}"
+    count = region.outputs
+    assert plugin.output_shapes(region.inputs(), count) == [region.output().dims] * count
+    assert plugin.output_types([t.type for t in region.inputs()], count) == [region.dtype] * count
+    assert plugin.configure(region.tensors(), count) == 0
     dynamic = [dataclasses.replace(t, dims=tuple(-d for d in t.dims)) for t in region.inputs()]
-    assert plugin.output_shape(dynamic) == tuple(-d for d in region.output().dims)
+    assert plugin.output_shapes(dynamic, count) == [tuple(-d for d in region.output().dims)] * count
     assert region_host.log() == ""
 
 
 @pytest.mark.parametrize("region", REGIONS, ids=str)
 def test_formats_of_all_positions(region_host: Host, region: Region) -> None:
-    plugin, tensors = create(region_host, region), region.tensors()
+    plugin, tensors, count = create(region_host, region), region.tensors(), region.outputs
     for first in (F16, BF16):
         for pos in range(len(tensors)):
             for kind in (F32, F16, I8, I32, BF16):
@@ -123,11 +140,11 @@ def test_formats_of_all_positions(region_host: Host, region: Region) -> None:
                     io[pos] = dataclasses.replace(io[pos], type=kind, format=layout)
                     rotation = region.rotated and pos == len(tensors) - 2
                     wanted = kind in (F16, BF16) if pos == 0 else kind == (F32 if rotation else first)
-                    assert plugin.supports(pos, io) == (wanted and layout == LINEAR), (pos, kind, layout, first)
+                    assert plugin.supports(pos, io, count) == (wanted and layout == LINEAR), (pos, kind, layout, first)
     for pos in (-1, len(tensors)):
-        assert not plugin.supports(pos, tensors)
-    assert not plugin.supports(0, [*tensors, tensors[-1]], outputs=2)
-    assert not plugin.supports(0, tensors[:-1])
+        assert not plugin.supports(pos, tensors, count)
+    assert not plugin.supports(0, [*tensors, tensors[-1]], outputs=count + 1)
+    assert not plugin.supports(0, tensors[:-1], count)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +175,15 @@ def test_formats_of_all_positions(region_host: Host, region: Region) -> None:
         ({"rotated_columns": 16, "head_dim": 16, "has_residual": 1}, "without activation and residual"),
         ({"rotated_columns": 16, "head_dim": 16, "activation": "silu"}, "without activation and residual"),
         ({"template": "gated_mlp", "rotated_columns": 16, "head_dim": 16}, "'gemm_epilogue' without activation"),
+        ({"template": "gemm_norm"}, "'epsilon' is missing"),
+        ({"template": "gemm_norm", "epsilon": -1e-5}, "'epsilon' is negative"),
+        ({"template": "gemm_norm", "epsilon": math.nan}, "'epsilon' is negative or not a finite"),
+        ({"template": "gemm_norm", "epsilon": 1e-5, "kind": "norm"}, "'kind' is 'norm'"),
+        ({"template": "gemm_norm", "epsilon": 1e-5, "activation": "relu"}, "no activation"),
+        ({"template": "gemm_norm", "epsilon": 1e-5, "keep_sum": 2}, "'keep_sum' is 2"),
+        ({"keep_sum": 1}, "only template 'gemm_norm'"),
+        ({"epsilon": 1e-5}, "only template 'gemm_norm'"),
+        ({"template": "cubin", "program": "AAAA", "has_scale": 1}, "no attributes but 'program'"),
         ({"template": "cubin"}, "needs the attribute 'program'"),
         ({"template": "cubin", "program": "AAAA", "has_bias": 1}, "no attributes but 'program'"),
     ],
@@ -205,6 +231,9 @@ def test_attributes_are_read_whatever_their_order_and_width(region_host: Host) -
         (Region(rotated=16), 2, (25, 16), "other positions than the rotation's 25"),
         (Region(rotated=16, rows=(100,)), 2, (64, 16), "other positions than the rotation's 64"),
         (Region(rotated=80, n=64), 1, (72, 64), "no whole heads of the output"),
+        (Region("gemm_norm", norm=NORM), 2, (72,), "scale or shift is not [64]"),
+        (Region("gemm_norm", residual=True, norm=NORM), 2, (2, 50, 72), "residual does not have"),
+        (Region("gemm_norm", n=1544, norm={"epsilon": 1e-5}), 0, (2, 50, 72), "rows too long"),
         (Region(k=68), 0, (2, 50, 68), "multiple of 8"),
         (Region(n=60), 1, (72, 60), "multiple of 8"),
     ],
@@ -235,8 +264,8 @@ def test_a_region_survives_its_engine(region_host: Host, region: Region) -> None
     for copy in (restored, plugin.clone(), restored.clone(), restored.attach()):
         assert copy.serialize() == stored
         assert copy.identity() == plugin.identity()
-        assert copy.output_shape(region.inputs()) == region.output().dims
-        assert copy.configure(region.tensors()) == 0
+        assert copy.output_shapes(region.inputs(), region.outputs) == [region.output().dims] * region.outputs
+        assert copy.configure(region.tensors(), region.outputs) == 0
 
 
 def test_copies_outlive_their_original(region_host: Host) -> None:
@@ -258,7 +287,7 @@ def test_truncated_extended_and_flipped_bytes_are_refused(region_host: Host) -> 
         damaged[bit // 8] ^= 1 << bit % 8
         assert region_host.deserialize(bytes(damaged)) is None, bit
         assert region_host.log()
-    for length in (0, 1, 16, 48, 52, 4000):
+    for length in (0, 1, 16, 68, 72, 4000):
         assert region_host.deserialize(secrets.token_bytes(length)) is None
 
 
@@ -280,11 +309,11 @@ def test_forged_bytes_never_pass_a_bad_word(region_host: Host) -> None:
     assert forged(stored[16:]) == stored
     refused = 0
     for _ in range(3000):
-        words = list(struct.unpack("<8I", stored[16:48]))
+        words = list(struct.unpack("<13I", stored[16:68]))
         for _ in range(rng.randint(1, 3)):
             values = (0, 1, 2, 3, 4, 5, 7, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, rng.getrandbits(32))
-            words[rng.randrange(8)] = rng.choice(values)
-        data = forged(struct.pack("<8I", *words) + stored[48:])
+            words[rng.randrange(13)] = rng.choice(values)
+        data = forged(struct.pack("<13I", *words) + stored[68:])
         restored = region_host.deserialize(data)
         refused += restored is None
         if restored:

@@ -16,11 +16,11 @@ from stof_onnx.fusion.templates.algebra import FULL, VECTOR, Algebra
 from stof_onnx.fusion.templates.types import Instance, NoMatch, Template
 
 Attributes = dict[str, int | float | str]
-_MULTIPLE = 8
+MULTIPLE = 8
 
 
 @dataclass(frozen=True)
-class _Linear:
+class Linear:
     """x w + bias + residual; empty names where a part is absent."""
 
     x: str
@@ -37,19 +37,19 @@ def gemm_epilogue(segment: Segment, a: Algebra) -> Instance | NoMatch:
     residual = ""
     if name == "none" and (split := _outer_residual(a, out)) is not None:
         name, inner, residual = split
-    linear = _linear(a, inner)
-    if isinstance(linear, NoMatch):
-        return linear
-    if linear.residual and (residual or name != "none"):
+    found = linear(a, inner)
+    if isinstance(found, NoMatch):
+        return found
+    if found.residual and (residual or name != "none"):
         return NoMatch("something is added ahead of the activation")
-    residual = residual or linear.residual
-    inputs = [linear.x, linear.weight, *filter(None, (linear.bias, residual))]
+    residual = residual or found.residual
+    inputs = [found.x, found.weight, *filter(None, (found.bias, residual))]
     attributes: Attributes = {
         "activation": name,
-        "has_bias": int(bool(linear.bias)),
+        "has_bias": int(bool(found.bias)),
         "has_residual": int(bool(residual)),
     }
-    turned = (linear.weight,) if linear.transposed else ()
+    turned = (found.weight,) if found.transposed else ()
     return _instance(segment, a, "gemm_epilogue", inputs, attributes, turned)
 
 
@@ -58,11 +58,11 @@ def gated_mlp(segment: Segment, a: Algebra) -> Instance | NoMatch:
     coefficient, factors = a.factors(a.of(segment.outputs[0]))
     reason = NoMatch("it is no product of two GEMMs of one input, one of them activated")
     for i, factor in enumerate(factors):
-        up = _linear(a, factor)
+        up = linear(a, factor)
         if isinstance(up, NoMatch) or up.residual:
             continue
         found = activation_of(a, coefficient, factors[:i] + factors[i + 1 :])
-        gate = _linear(a, found[1]) if found else reason
+        gate = linear(a, found[1]) if found else reason
         if found is None or isinstance(gate, NoMatch) or gate.residual or gate.x != up.x:
             continue
         if bool(gate.bias) != bool(up.bias):
@@ -80,8 +80,8 @@ def projections(segment: Segment, a: Algebra) -> Instance | NoMatch:
     if found is None or {o.index for o in found.operators} != {o.index for o in segment.operators}:
         return NoMatch("it is not all that makes Q, K and V of one attention by GEMMs of one input")
     leading = {a.leading(name) for name in (found.x, *found.outputs)}
-    if len(leading) > 1 or any(n % _MULTIPLE for n in (found.depth, *found.widths)):
-        return NoMatch(f"its sizes are no multiples of {_MULTIPLE}, or its leading axes differ")
+    if len(leading) > 1 or any(n % MULTIPLE for n in (found.depth, *found.widths)):
+        return NoMatch(f"its sizes are no multiples of {MULTIPLE}, or its leading axes differ")
     inputs = (found.x, *found.weights, *found.biases)
     attributes: Attributes = {"has_bias": int(bool(found.biases))}
     rows, rank = rows_of(segment.block.tensors.opt(found.x)), 1 + len(leading.pop())
@@ -105,7 +105,8 @@ def _outer_residual(a: Algebra, e: int) -> tuple[str, int, str] | None:
     return None
 
 
-def _linear(a: Algebra, e: int) -> _Linear | NoMatch:
+def linear(a: Algebra, e: int) -> Linear | NoMatch:
+    """An expression as x w + bias + residual."""
     constant, terms = a.terms(e)
     if constant or any(coefficient != 1.0 for coefficient, _ in terms):
         return NoMatch("its GEMM is scaled, or a number is added")
@@ -128,7 +129,7 @@ def _linear(a: Algebra, e: int) -> _Linear | NoMatch:
         found |= parts
     if "x" not in found:
         return NoMatch("there is no GEMM")
-    return _Linear(**found)  # type: ignore[arg-type]
+    return Linear(**found)  # type: ignore[arg-type]
 
 
 def _instance(
@@ -143,8 +144,8 @@ def _instance(
     if a.leading(inputs[0]) != a.leading(output):
         return NoMatch("its output has other leading axes than its input")
     width, depth = a.shapes[a.of(output)].width, a.shapes[a.of(inputs[0])].width
-    if width % _MULTIPLE or depth % _MULTIPLE:
-        return NoMatch(f"a weight of {depth} x {width}: both must be multiples of {_MULTIPLE}")
+    if width % MULTIPLE or depth % MULTIPLE:
+        return NoMatch(f"a weight of {depth} x {width}: both must be multiples of {MULTIPLE}")
     rows = rows_of(tensors.opt(inputs[0]))
     rank = 1 + len(a.leading(output))
     return Instance(template, tuple(inputs), (output,), attributes, a.dtype, rows, width, depth, rank, transposed)

@@ -18,7 +18,9 @@ _MULTIPLE = 8
 
 
 @dataclass(frozen=True)
-class _Norm:
+class Norm:
+    """LayerNorm or RMSNorm of `source`; empty names where scale or shift is absent."""
+
     kind: str
     source: int
     epsilon: float
@@ -30,13 +32,13 @@ def norm(segment: Segment, a: Algebra) -> Instance | NoMatch:
     """The norm of a sum, and the sum where it is read elsewhere."""
     expressions = {name: a.of(name) for name in segment.outputs}
     for output, e in expressions.items():
-        found = _norm_of(a, e)
+        found = norm_of(a, e)
         if found is not None:
             return _instance(segment, a, output, found, {n: x for n, x in expressions.items() if n != output})
     return NoMatch("it is neither a LayerNorm nor an RMSNorm")
 
 
-def _instance(segment: Segment, a: Algebra, output: str, found: _Norm, others: dict[str, int]) -> Instance | NoMatch:
+def _instance(segment: Segment, a: Algebra, output: str, found: Norm, others: dict[str, int]) -> Instance | NoMatch:
     if len(others) > 1 or any(e != found.source for e in others.values()):
         return NoMatch("something else than the normalised tensor and the sum is read outside")
     constant, terms = a.terms(found.source)
@@ -68,12 +70,13 @@ def _instance(segment: Segment, a: Algebra, output: str, found: _Norm, others: d
     return Instance("norm", tuple(names), outputs, attributes, a.dtype, rows, width, width, rank, vectors=vectors)
 
 
-def _norm_of(a: Algebra, e: int) -> _Norm | None:
+def norm_of(a: Algebra, e: int) -> Norm | None:
+    """The norm that an expression is."""
     form = a.form(e)
     if form[0] == "layer_norm":
         _, source, *vectors, epsilon = form
         scale, shift = (*(str(a.form(v)[1]) for v in vectors), "", "")[:2]  # type: ignore[arg-type]
-        return _Norm("layer_norm", source, float(epsilon), scale, shift)  # type: ignore[arg-type]
+        return Norm("layer_norm", source, float(epsilon), scale, shift)  # type: ignore[arg-type]
     constant, terms = a.terms(e)
     if constant:
         return None
@@ -82,12 +85,12 @@ def _norm_of(a: Algebra, e: int) -> _Norm | None:
             if d == 1.0 and a.form(vector)[0] == "input" and a.shapes[vector].kind == VECTOR:
                 found = _normal(a, c, term)
                 if found is not None and found.kind == "layer_norm":
-                    return _Norm(found.kind, found.source, found.epsilon, found.scale, str(a.form(vector)[1]))
+                    return Norm(found.kind, found.source, found.epsilon, found.scale, str(a.form(vector)[1]))
         return None
     return _normal(a, *terms[0]) if len(terms) == 1 else None
 
 
-def _normal(a: Algebra, coefficient: float, term: int) -> _Norm | None:
+def _normal(a: Algebra, coefficient: float, term: int) -> Norm | None:
     """The product of what is normalised, 1 / √(mean square + ε), and scale."""
     inner, factors = a.factors(term)
     if coefficient * inner != 1.0:
@@ -106,8 +109,8 @@ def _normal(a: Algebra, coefficient: float, term: int) -> _Norm | None:
         scale = str(a.form(rest[0])[1]) if rest else ""
         centred = _centred(a, source)
         if centred is not None:
-            return _Norm("layer_norm", centred, epsilon, scale)
-        return _Norm("rms_norm", source, epsilon, scale)
+            return Norm("layer_norm", centred, epsilon, scale)
+        return Norm("rms_norm", source, epsilon, scale)
     return None
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Template = Literal["gemm_epilogue", "gated_mlp", "projections", "norm", "chain"]
-GEMM_TEMPLATES = ("gemm_epilogue", "gated_mlp", "projections")
+Template = Literal["gemm_epilogue", "gated_mlp", "gemm_norm", "projections", "norm", "chain"]
+GEMM_TEMPLATES = ("gemm_epilogue", "gated_mlp", "gemm_norm", "projections")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Instance:
     @property
     def gemms(self) -> int:
         """Weights it multiplies by."""
-        return {"gemm_epilogue": 1, "gated_mlp": 2, "projections": 3}.get(self.template, 0)
+        return {"gemm_epilogue": 1, "gated_mlp": 2, "gemm_norm": 1, "projections": 3}.get(self.template, 0)
 
     @property
     def activation(self) -> str:
