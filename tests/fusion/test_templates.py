@@ -49,7 +49,8 @@ def reference(instance: Instance, values: dict[str, np.ndarray]) -> list[np.ndar
         if a["has_bias"]:
             gate, up = gate + rest[2].reshape(-1), up + rest[3].reshape(-1)
         return [ACTIVATIONS[str(a["activation"])](gate) * up]
-    s = x + (rest.pop(0).reshape(-1) if a["has_bias"] else 0)
+    s = x @ rest.pop(0) if instance.template == "gemm_norm" else x
+    s = s + (rest.pop(0).reshape(-1) if a["has_bias"] else 0)
     s = s + (rest.pop(0) if a["has_residual"] else 0)
     centred = s - s.mean(-1, keepdims=True) if a["kind"] == "layer_norm" else s
     y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + a["epsilon"])
@@ -221,6 +222,42 @@ def test_norms(kind: str, spelling: str, seed: int) -> None:
     assert (a["kind"], a["has_scale"], a["has_shift"], a["keep_sum"]) == (kind, scale, shift, keep)
     assert (a["has_bias"], a["has_residual"]) == (bias, residual)
     assert math.isclose(float(a["epsilon"]), 1e-3, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("spelling", ["operator", "divide", "inverse", "reciprocal"])
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("seed", range(6))
+def test_gemm_norms(kind: str, spelling: str, seed: int) -> None:
+    if spelling == "operator" and kind == "rms_norm":
+        pytest.skip("opset 17 has no RMSNormalization")
+    b = _builder(seed)
+    bias, residual, keep, transposed = (bool(bit) for bit in b.rng.integers(0, 2, 4))
+    shift = kind == "layer_norm" and seed % 2 == 0
+    scale = seed % 3 != 0 or spelling == "operator" or shift
+    if transposed:
+        s = b.op("Gemm", b.input("x", 12, 24), b.weight(16, 24), *([b.vector(16)] if bias else []), transB=1)
+    else:
+        s = b.op("MatMul", b.input("x", 2, 6, 24), b.weight(24, 16))
+        s = b.op("Add", s, b.vector(16)) if bias else s
+    rows = [12] if transposed else [2, 6]
+    s = b.op("Add", b.input("r", *rows, 16), s) if residual else s
+    instance = check(b, _norm(b, s, kind, scale, shift, spelling), *([s] if keep else []))
+    a = instance.attributes
+    assert instance.template == "gemm_norm" and instance.gemms == 1 and bool(instance.transposed) == transposed
+    assert (a["kind"], a["has_scale"], a["has_shift"], a["keep_sum"]) == (kind, scale, shift, keep)
+    assert (a["has_bias"], a["has_residual"]) == (bias, residual)
+    assert (instance.rows, instance.width, instance.depth, instance.rank) == (12, 16, 24, len(rows) + 1)
+
+
+def test_a_norm_of_something_else_than_a_gemm_and_a_third_output_are_refused() -> None:
+    b = _builder(0)
+    product = b.op("MatMul", b.input("x", 2, 6, 24), b.weight(24, 16))
+    total = b.op("Add", product, b.input("r", 2, 6, 16))
+    y = _norm(b, total, "layer_norm", True, True, "operator")
+    assert "more than one of its tensors" in _refused(b, y, total, product)
+    b = _builder(1)
+    activated = b.op("Relu", b.op("MatMul", b.input("x", 2, 6, 24), b.weight(24, 16)))
+    assert _refused(b, _norm(b, activated, "layer_norm", True, True, "operator"))
 
 
 def test_half_precision() -> None:

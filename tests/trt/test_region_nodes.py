@@ -13,9 +13,11 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from stof_onnx import cli
 from stof_onnx.errors import StofError
+from stof_onnx.fusion.functions import NORM_ATTRIBUTES
 from stof_onnx.fusion.search import Measurement
 from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.graph.proto_graph import attributes_of
+from stof_onnx.kernels import gemm
 from stof_onnx.kernels.select import Device
 from stof_onnx.trt import region_nodes
 from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file
@@ -84,7 +86,7 @@ def test_every_operator_between_attentions_is_fused(tmp_path, rng, pre_norm, dec
     assert len(nodes) == lowered.fused == sum(calls.values())
     kinds = Counter(n.op_type for n in lowered.model.graph.node)
     assert kinds["Erf"] == kinds["LayerNormalization"] == kinds["Sqrt"] == 0
-    gemms = [n for n in nodes if attributes_of(n)["template"] == "gemm_epilogue"]
+    gemms = [n for n in nodes if attributes_of(n)["template"] in ("gemm_epilogue", "gemm_norm")]
     assert len(gemms) == 12 and not lowered.model.functions
     assert kinds["MatMul"] + kinds["Gemm"] == 0, "the packed projections are regions, too"
     assert lowered.packed == 3
@@ -101,13 +103,41 @@ def test_the_contract_of_gemm_nodes(tmp_path, rng):
     for node in regions(lowered.model):
         a = attributes_of(node)
         common = {"template", "plugin_version", "plugin_namespace"}
-        wanted = {"activation", "config", "has_bias", "has_residual"} if a["template"] != "cubin" else {"program"}
-        assert set(a) == common | wanted
+        wanted = {
+            "gemm_epilogue": {"activation", "config", "has_bias", "has_residual"},
+            "cubin": {"program"},
+        }
+        assert set(a) == common | wanted[str(a["template"])]
         assert (a["plugin_version"], a["plugin_namespace"], node.domain) == ("1", "stof", "stof")
         if a["template"] == "gemm_epilogue":
             assert len(node.input) == 2 + a["has_bias"] + a["has_residual"]
     residuals = Counter(attributes_of(n).get("has_residual") for n in regions(lowered.model))
     assert residuals[1] == 4
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_norms_behind_their_gemms(tmp_path, rng, monkeypatch, pre_norm, decomposed):
+    """Where that is fastest: one node computes product and norm, and in pre-norm models keeps the sum."""
+    estimate = gemm.estimate_us
+
+    def eager(template, *sizes, **options):
+        return 1.0 if template == "gemm_norm" else estimate(template, *sizes, **options)
+
+    monkeypatch.setattr(gemm, "estimate_us", eager)
+    spec = EncoderSpec(3, 64, 4, 2, SEQ, "separate", pre_norm, decomposed, seed=int(rng.integers(1 << 30)))
+    model = exact(build_encoder(spec, MASK))
+    lowered = lower_file(optimize(tmp_path, model, "--tune-budget", "60s"), LowerOptions(device=Device(90)))
+    found = [n for n in regions(lowered.model) if attributes_of(n)["template"] == "gemm_norm"]
+    kept = Counter()
+    for node in found:
+        a = attributes_of(node)
+        assert set(a) == {"template", "plugin_version", "plugin_namespace", "config", *NORM_ATTRIBUTES}
+        assert len(node.input) == 2 + sum(int(a[name]) for name in NORM_ATTRIBUTES if name.startswith("has_"))
+        assert len(node.output) == 1 + a["keep_sum"]
+        kept[a["keep_sum"]] += 1
+    assert sum(kept.values()) >= 5 and bool(kept[1]) == pre_norm
+    check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
 
 
 def test_without_regions_the_engine_gets_the_operators(tmp_path, rng):

@@ -1,7 +1,8 @@
 """The initial scheme: the subgraphs that transformers repeat, longest first from left to right.
 
 A GEMM takes the bias, activation and residual behind it; a gated MLP both its GEMMs; a norm the sum ahead of it
-where no GEMM has taken that already.
+where no GEMM has taken that already. GEMMs do not take norms: that gains at few sizes (cuda/NOTES_fused.md), and is the
+search's to find.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def initial_choice(space: BlockSpace) -> dict[Span, Region]:
     chosen: dict[Span, Region] = {}
     at = 0
     while at < len(space.block):
-        stops = [stop for start, stop in space.regions if start == at]
+        stops = [s[1] for s, region in space.regions.items() if s[0] == at and region.instance.template != "gemm_norm"]
         if stops:
             span = (at, max(stops))
             chosen[span] = space.regions[span]

@@ -6,6 +6,7 @@ from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.templates.algebra import Algebra, Unsupported
 from stof_onnx.fusion.templates.chain import chain
 from stof_onnx.fusion.templates.gemm import gated_mlp, gemm_epilogue, projections
+from stof_onnx.fusion.templates.gemm_norm import gemm_norm
 from stof_onnx.fusion.templates.norm import norm
 from stof_onnx.fusion.templates.types import GEMM_TEMPLATES, Instance, NoMatch, Template
 
@@ -24,6 +25,8 @@ def recognise(segment: Segment) -> Instance | NoMatch:
             return chain(segment, algebra) if isinstance(found, NoMatch) else found
         if segment.operators[0].projection:
             return projections(segment, algebra)
+        if gemms == 1 and isinstance(found := gemm_norm(segment, algebra), Instance):
+            return found
         if len(segment.outputs) > 1:
             return NoMatch("more than one of its tensors is read outside")
         return gemm_epilogue(segment, algebra) if gemms == 1 else gated_mlp(segment, algebra)
