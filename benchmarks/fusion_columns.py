@@ -9,7 +9,7 @@ themselves and compared with ONNX Runtime in float32 on the first batch entry. T
 without fusion and with, as benchmarks.end_to_end describes them, `layers_us` always among it; beside that `burst_ms`,
 the first 20 ms after a pause, when the power limit has not lowered the clocks yet, and `stream_ms`, without CUDA graph.
 
-`--tune` has the product's own search look for the first subject's plan afterwards, twice: from nothing, and from its
+`--tune` has the product's own search look for the first subject's plan, twice: from nothing, and from its
 plan cache. Each prints a JSON line: seconds, seconds of measuring and of building, measurements, engines, regions.
 """
 
@@ -52,7 +52,7 @@ from benchmarks.end_to_end import Case, engine_line, fused_line, reference
 from benchmarks.fusion_bench.initial_plan import initial_plan
 from benchmarks.real_models import twin
 
-PARTS = ("stof", "fused", "plain")
+PARTS = ("fused", "stof", "plain")  # in the order of building: the fastest first
 _LAYERS, _HELPERS = 2, 5
 _SHOWN = ("model", "mask", "B", "S", "fusion", "plain_ms", "attention_ms", "stof_ms", "gain", "kept")
 _PAUSE_S, _BURST_S = 0.5, 0.02
@@ -166,7 +166,6 @@ class Sitting:
     builders: Executor
     helpers: Executor
     deadline: float
-    whole: bool = True  # no builder was ended
     prepared: dict[Subject, Future[str]] = field(default_factory=dict)
     expected: dict[Subject, Future[list[dict[str, np.ndarray]]]] = field(default_factory=dict)
     engines: dict[tuple[Subject, str], Future[choose.Candidate]] = field(default_factory=dict)
@@ -177,12 +176,11 @@ class Sitting:
             self.prepared[subject] = self.helpers.submit(prepare, subject)
 
     def order(self, subjects: Sequence[Subject], plain: Sequence[Subject]) -> None:
-        """Has the engines of a wave built, of those in `plain` the plain one too: last, for it takes longest."""
+        """Has the engines of a wave built, of those in `plain` the plain one too."""
         ready = [subject for subject in subjects if self._worked(subject, self.prepared[subject])]
         for subject in ready:
             self.expected[subject] = self.helpers.submit(refer, subject, self.prepared[subject].result())
-        wanted = [(s, p) for s in ready for p in PARTS if p != "plain" or s in plain]
-        for subject, part in sorted(wanted, key=lambda item: item[1] == "plain"):
+        for subject, part in ((s, p) for p in PARTS for s in ready if p != "plain" or s in plain):
             self.engines[subject, part] = self.builders.submit(build_part, subject, part)
 
     def lines(self, subjects: Sequence[Subject]) -> Iterator[dict[str, Any]]:
@@ -194,13 +192,15 @@ class Sitting:
             wait([self.expected[subject] for subject in subjects if subject in self.expected])
             for process in multiprocessing.active_children():  # a build holds the GPU's lock: no timing would begin
                 process.terminate()
-            self.whole = False
         for subject in subjects:
             ordered = {p: self.engines[subject, p] for p in PARTS if (subject, p) in self.engines}
             built = {p: f for p, f in ordered.items() if f.done() and not f.cancelled()}
             done = {p: f.result() for p, f in built.items() if self._worked(subject, f)}
-            if "stof" in done:
-                yield from settled(subject, done, self.expected[subject].result())
+            if "fused" in done or "stof" in done:
+                try:
+                    yield from settled(subject, done, self.expected[subject].result())
+                except Exception as error:  # the next subject may still be timed
+                    print(f"{subject.name} FAILED: {type(error).__name__}: {error}", flush=True)
 
     @staticmethod
     def _worked(subject: Subject, future: Future[Any]) -> bool:
@@ -212,11 +212,14 @@ class Sitting:
 def settled(
     subject: Subject, built: dict[str, choose.Candidate], expected: list[dict[str, np.ndarray]]
 ) -> Iterator[dict[str, Any]]:
-    """Times what was built; the line without fusion and the one with."""
+    """Times what was built; the line without fusion, where there is that engine, and the one with."""
     model, mask, spec = subject.facts()
-    nothing = choose.Candidate("fused", problem="not built: out of time")
-    plain = built.get("plain", choose.Candidate("plain", problem="not built: out of time"))
-    found = choose.Race(plain, built["stof"], fused=built.get("fused", nothing))
+    lowered = next(c.lowered for c in built.values() if c.lowered is not None)
+    plain, stof, fused = (
+        built.get(kind, choose.Candidate(kind, problem="not built: out of time", lowered=lowered))
+        for kind in ("plain", "stof", "fused")
+    )
+    found = choose.Race(plain, stof, fused=fused)
     options, feeds = options_of(subject), subject.feeds()
     assert options.plugins is not None
     load_plugins(options.plugins)  # the engines were built in other processes
@@ -225,7 +228,8 @@ def settled(
     about = argparse.Namespace(precision="fp16", embed=False, half_io=not subject.exported, layers_table=True)
     line = engine_line(mask, spec, found, about) | {"model": model}
     layers = {name: _longest(candidate) for name, candidate in (("layers_us", found.stof), ("plain_layers_us", plain))}
-    yield line | layers | shortly.get("stof", {})
+    if stof.timing is not None:
+        yield line | layers | shortly["stof"]
     if found.fused is not None and found.fused.timing is not None:
         yield line | fused_line(found, found.fused, about) | shortly["fused"]
     else:
@@ -291,6 +295,7 @@ def main() -> None:
     parser.add_argument("--plain", nargs="*", metavar="NAME", help="plain engines of these subjects only")
     parser.add_argument("--budget", type=float, default=1e9, metavar="SECONDS", help="no engine is waited for longer")
     parser.add_argument("--tune", type=float, metavar="SECONDS", help="search the first subject's plan as well")
+    parser.add_argument("--tune-after", type=int, default=0, metavar="N", help="after so many waves behind the first")
     parser.add_argument("--tune-wall", type=float, default=1e6, metavar="SECONDS", help="interrupt that search then")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
@@ -305,7 +310,7 @@ def main() -> None:
         subjects = [Subject(text, work, arguments.seed) for text in arguments.subjects]
         sitting = Sitting(builders, helpers, begun + arguments.budget)
         sitting.ahead(subjects)
-        for wave in _waves(subjects, arguments.waves):
+        for number, wave in enumerate(_waves(subjects, arguments.waves)):
             if time.monotonic() > sitting.deadline - _LAST_S:
                 print(f"out of time before {wave[0].name}", flush=True)
                 break
@@ -314,9 +319,9 @@ def main() -> None:
                 shown = ", ".join(f"{name} {line.get(name)}" for name in _SHOWN)
                 print(f"[{time.monotonic() - begun:6.1f} s] {shown}", flush=True)
                 _append(arguments.out, line)
-        for run in ("from nothing", "from the cache") if arguments.tune and sitting.whole else ():
-            line = builders.submit(tune, subjects[0], arguments.tune, arguments.tune_wall).result()
-            print(json.dumps({"search": run} | line), flush=True)
+            for run in ("from nothing", "from the cache") if arguments.tune and number == arguments.tune_after else ():
+                line = builders.submit(tune, subjects[0], arguments.tune, arguments.tune_wall).result()
+                print(json.dumps({"search": run} | line), flush=True)
         print(f"[{time.monotonic() - begun:6.1f} s] done", flush=True)
 
 

@@ -8,13 +8,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
+import onnx
 from stof_onnx.fusion.plan import read_plan
 from stof_onnx.trt import region_nodes
 from stof_onnx.trt.session import Timing
+from stof_onnx.verify.session import Runner
 
 from benchmarks import fusion_columns
 from benchmarks.fusion_columns import Sitting, Subject, prepare
-from tests.benchmarks.test_end_to_end import BUILDS, Here, arguments  # noqa: F401  (a fixture)
+from tests.benchmarks.test_end_to_end import BUILDS, MODELS, Here, arguments  # noqa: F401  (a fixture)
 from tests.trt.region_reference import as_text
 
 LOADED: list[Path] = []
@@ -67,11 +69,25 @@ def test_a_build_that_does_not_end_is_ended(arguments, monkeypatch, tmp_path):  
         "multiprocessing.active_children", lambda: [SimpleNamespace(terminate=lambda: ended.append("it"))]
     )
     lines = list(found.lines([subject]))
-    assert ended == ["it"] and not found.whole
+    assert ended == ["it"]
     assert [(line["fusion"], line["plain_ms"], line["stof_ms"]) for line in lines] == [
         (False, None, 2.0),
         (True, None, 2.0),
     ]
+
+
+def test_regions_alone_have_their_line(arguments, monkeypatch, tmp_path):  # noqa: F811
+    found = sitting(monkeypatch, tmp_path / "library.so", seconds=0.0)
+    subject = Subject("causal:1x64", str(tmp_path), 5)
+    found.ahead([subject])
+    found.order([subject], [])
+    endless: Future = Future()
+    found.engines[subject, "stof"] = endless
+    MODELS[1, 64, 768] = Runner(onnx.load(str(subject.source)), tmp_path)  # what stands for engines
+    (line,) = found.lines([subject])
+    assert endless.cancelled()
+    assert (line["fusion"], line["attention_ms"], line["stof_ms"], line["kept"]) == (True, None, 2.0, "fused")
+    assert line["gain"] is None and line["err_stof"] < 1e-5 and line["mask_bytes"] > 0
 
 
 def test_a_subject_that_fails_leaves_the_others(arguments, monkeypatch, tmp_path, capsys):  # noqa: F811
