@@ -172,9 +172,21 @@ def build(path: Path, prepared: Prepared, arguments: argparse.Namespace) -> Buil
     return Built(path, folder, prepared, verified, round(time.monotonic() - begun, 1))
 
 
-def finish(built: Built, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Has a fresh process run the engine: a line for the one with attentions, one for that with fused regions too."""
+def lines_of(built: Built, arguments: argparse.Namespace, err_loaded: float | None = None) -> list[dict[str, Any]]:
+    """A line for the engine with attentions, one for that with fused regions too."""
     from stof_models.info import ExportInfo, info_path
+
+    report = json.loads((built.work / "report.json").read_text(encoding="utf-8"))
+    batch = next(iter(built.prepared.feeds.values())).shape[0]
+    lines = [_line(built.path, ExportInfo.load(info_path(built.path)), report, batch, arguments)]
+    if "fused" in report["engine"]:
+        lines.append(lines[0] | _fused(report))
+    seconds = {"reference": built.prepared.seconds, "command": built.seconds}
+    return [line | {"err_loaded": err_loaded, "verified": built.verified, "seconds": seconds} for line in lines]
+
+
+def finish(built: Built, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Has a fresh process run the engine, and checks what that computed. Deletes the folder."""
     from stof_onnx.trt import turns
     from stof_onnx.trt.compare import measure
 
@@ -187,17 +199,7 @@ def finish(built: Built, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         with turns.building():  # never beside the timing of another process
             _process([*alone, ROOT / "examples" / "run_engine.py", work / "model.stof.engine", *given], work)
         loaded = {each: np.load(work / f"{each}.npy") for each in prepared.expected}
-        report = json.loads((work / "report.json").read_text())
-    batch = next(iter(prepared.feeds.values())).shape[0]
-    lines = [_line(built.path, ExportInfo.load(info_path(built.path)), report, batch, arguments)]
-    if "fused" in report["engine"]:
-        lines.append(lines[0] | _fused(report))
-    extra = {
-        "err_loaded": measure(loaded, prepared.expected).relative,
-        "verified": built.verified,
-        "seconds": {"reference": prepared.seconds, "command": built.seconds},
-    }
-    return [line | extra for line in lines]
+        return lines_of(built, arguments, measure(loaded, prepared.expected).relative)
 
 
 def _fused(report: dict[str, Any]) -> dict[str, Any]:
@@ -366,6 +368,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
             try:
                 built = build(path, prepared.result(), arguments)
                 print(f"[{time.monotonic() - begun:6.1f} s] {path.stem}: the command is done", flush=True)
+                write(lines_of(built, arguments))  # again when the engine has run alone: the newest line counts
                 pending[path] = finisher.submit(finished, built)
             except Exception as error:  # the next model may still run
                 failed = True

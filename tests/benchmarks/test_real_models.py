@@ -105,7 +105,8 @@ def test_models_are_run_in_turn_and_failures_are_lines(commands, tmp_path, monke
     monkeypatch.setattr("sys.argv", ["real_models", "run", *map(str, models), "--out", str(out), "--half-io"])
     assert real_models.main() == 1
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    done = next(line for line in lines if "failed" not in line)
+    early, done = (line for line in lines if "failed" not in line)
+    assert early == done | {"err_loaded": None, "date": early["date"]} and done["err_loaded"] < 1e-2
     assert (done["model"], done["half_io"], done["kept"]) == ("gpt2-causal", True, "stof")
     assert "--half-io" in commands[0]
     assert [line["model"] for line in lines if "failed" in line] == ["missing"]
