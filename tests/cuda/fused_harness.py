@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from stof_onnx.errors import StofError
-from stof_onnx.kernels.fused_capi import AUTO_CONFIG, Activation, FusedLibrary, FusedParams, Template
+from stof_onnx.kernels.fused_capi import AUTO_CONFIG, CUBLASLT_CONFIG, Activation, FusedLibrary, FusedParams, Template
 
 from tests.cuda.harness import CAPI_DTYPES, DTYPES, GUARD, POISON, ROUNDING
 
@@ -161,7 +161,8 @@ def launch(library: FusedLibrary, p: FusedParams) -> None:
     """Runs `p` to its end."""
     reason = library.unsupported(p)
     assert reason is None, f"unsupported: {reason}"
-    assert library.workspace_bytes(p) == 0
+    workspace = torch.full((library.workspace_bytes(p),), 0xA5, dtype=torch.uint8, device="cuda")
+    p.workspace, p.workspace_bytes = workspace.data_ptr(), workspace.numel()
     library.launch(p, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
 
@@ -243,6 +244,19 @@ def cases(library: FusedLibrary) -> Iterator[FusedCase]:
     for template in GEMM_TEMPLATES:
         for m in (1, 128, 4096):
             yield FusedCase(template, AUTO_CONFIG, m, 768, 768)
+
+
+def cublaslt_cases() -> Iterator[FusedCase]:
+    """What cuBLASLt's epilogues can, on sizes with tails."""
+    base = FusedCase(config=CUBLASLT_CONFIG)
+    for dtype in ("f16", "bf16"):
+        for m, n, k in ((300, 328, 200), (1, 8, 8), (128, 768, 3072), (5000, 1544, 72), (4096, 2304, 768)):
+            sized = dataclasses.replace(base, dtype=dtype, m=m, n=n, k=k)
+            for activation in (Activation.NONE, Activation.RELU, Activation.GELU_TANH):
+                for bias in (True, False):
+                    yield dataclasses.replace(sized, activation=activation, bias=bias, pad=8 * bias)
+            for residual in ("other", "in_place"):
+                yield dataclasses.replace(sized, residual=residual, pad=24)
 
 
 def fuzz(library: FusedLibrary, count: int, seed: int) -> Iterator[FusedCase]:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 from stof_onnx.errors import StofError
+from stof_onnx.kernels import gemm
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
-from stof_onnx.kernels.fused_capi import AUTO_CONFIG, Activation, FusedLibrary, FusedParams, Template
+from stof_onnx.kernels.fused_capi import AUTO_CONFIG, CUBLASLT_CONFIG, Activation, FusedLibrary, FusedParams, Template
 
 torch = pytest.importorskip("torch")
 
-from tests.cuda.fused_harness import cases, check, fuzz  # noqa: E402
+from tests.cuda.fused_harness import cases, check, cublaslt_cases, fuzz  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not DEFAULT_LIBRARY.is_file(), reason="needs `make cuda`")
 SEED = int(time.time())
@@ -52,6 +53,29 @@ def test_every_variant_takes_valid_parameters(library: FusedLibrary, template: T
     assert library.unsupported(params(template, m=1, stride_a=72, n=8, k=8)) is None
 
 
+def test_what_cublaslt_takes(library: FusedLibrary) -> None:
+    for activation in (Activation.NONE, Activation.RELU, Activation.GELU_TANH):
+        p = params(config=CUBLASLT_CONFIG, activation=activation)
+        assert library.unsupported(p) is None
+        assert library.workspace_bytes(p) > 0
+        assert gemm.cublaslt_lacks(activation.name.lower(), False) == ""
+    for activation in (Activation.GELU_ERF, Activation.SILU):
+        assert gemm.cublaslt_lacks(activation.name.lower(), False)
+    assert gemm.cublaslt_lacks("relu", True) and not gemm.cublaslt_lacks("none", True)
+    gated = params(Template.GATED_MLP, config=CUBLASLT_CONFIG)
+    assert "neither gates" in (library.unsupported(gated) or "")
+
+
+def test_where_cublaslt_is_missing_that_is_said(library: FusedLibrary) -> None:
+    problem = library.cublaslt_problem()
+    assert problem is None or "libcublasLt.so" in problem or "version" in problem
+    if problem is not None:
+        with pytest.raises(StofError, match="not supported"):
+            p = params(config=CUBLASLT_CONFIG, activation=Activation.NONE)
+            p.workspace, p.workspace_bytes = 1 << 20, library.workspace_bytes(p)
+            library.launch(p)
+
+
 def test_a_rotation_is_taken(library: FusedLibrary) -> None:
     assert library.unsupported(params(**ROTATION)) is None
 
@@ -61,7 +85,14 @@ def test_a_rotation_is_taken(library: FusedLibrary) -> None:
     [
         ({"template_id": 3}, "unknown template"),
         ({"config": 99}, "unknown configuration"),
-        ({"config": -2}, "unknown configuration"),
+        ({"config": -3}, "unknown configuration"),
+        ({"config": CUBLASLT_CONFIG}, "ReLU and the tanh form"),
+        ({"config": CUBLASLT_CONFIG, "activation": Activation.SILU}, "ReLU and the tanh form"),
+        (
+            {"config": CUBLASLT_CONFIG, "activation": Activation.RELU, "residual": 4096, "stride_residual": 64},
+            "residual ahead of the activation",
+        ),
+        ({"config": CUBLASLT_CONFIG, **ROTATION}, "neither gates nor rotations"),
         ({"dtype": DType.F32}, "fp16 and bf16 only"),
         ({"dtype": 9}, "fp16 and bf16 only"),
         ({"activation": 5}, "unknown activation"),
@@ -133,6 +164,14 @@ def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
 @on_gpu
 def test_every_variant_on_the_gpu(library: FusedLibrary) -> None:
     for case in cases(library):
+        check(library, case, SEED)
+
+
+@on_gpu
+def test_cublaslt_on_the_gpu(library: FusedLibrary) -> None:
+    if library.cublaslt_problem() is not None:
+        pytest.skip(str(library.cublaslt_problem()))
+    for case in cublaslt_cases():
         check(library, case, SEED)
 
 

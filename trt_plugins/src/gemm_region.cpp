@@ -64,6 +64,10 @@ class GemmRegion final : public RegionCore {
   }
 
   const char* refused_here(char* error, size_t size) const override {
+    if (variant_ == kCublasLtConfig) {
+      const char* const why = cublaslt_problem();
+      return why ? fail(error, size, "config 'cublaslt' can not run here: %s", why) : nullptr;
+    }
     int device = 0, major = 0, minor = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
@@ -76,6 +80,11 @@ class GemmRegion final : public RegionCore {
                 "the GEMM templates need a Hopper GPU (compute capability 9.0); this one has %d.%d: build the engine on the GPU "
                 "that it shall run on",
                 major, minor);
+  }
+
+  const char* prepare(char* error, size_t size) override {
+    const cudaError_t status = variant_ == kCublasLtConfig ? cublaslt_prepare() : cudaSuccess;
+    return status == cudaSuccess ? nullptr : fail(error, size, "cuBLASLt can not start: %s", cudaGetErrorString(status));
   }
 
   const char* enqueue(const TensorDesc* in, int32_t n, const void* const* data, void* const* out, void* workspace,
@@ -176,6 +185,11 @@ class GemmRegion final : public RegionCore {
 
 std::unique_ptr<RegionCore> make_gemm_region(const RegionConfig& config, char* error, size_t error_size) {
   const FusedTemplate id = fused_template(config.template_id);
+  if (config.config == "cublaslt") {
+    if (id == FusedTemplate::kGemmEpilogue) return std::make_unique<GemmRegion>(config, kCublasLtConfig);
+    fail(error, error_size, "config 'cublaslt' is for template 'gemm_epilogue' only");
+    return nullptr;
+  }
   const int32_t count = fused_config_count(id);
   if (count == 0) {
     fail(error, error_size, "this library was built without sm_90a machine code, which the GEMM templates need");

@@ -1,5 +1,5 @@
 // Fused GEMM regions: the public face of cuda/src/fused. POD parameters, a stream, a cudaError_t.
-// No allocation, no synchronisation, no global state: every call can be captured in a CUDA graph.
+// No allocation, no synchronisation, no global state (but for kCublasLtConfig): every call can be captured in a CUDA graph.
 //
 //   kGemmEpilogue  out = activation(a b + bias) + residual, or rotated(a b + bias)
 //   kGatedMlp      out = activation(a b + bias) * (a b2 + bias2)
@@ -24,11 +24,14 @@ enum class Norm : int32_t { kLayer = 0, kRms = 1 };
 enum class Activation : int32_t { kNone = 0, kRelu = 1, kGeluErf = 2, kGeluTanh = 3, kSilu = 4 };
 
 constexpr int32_t kAutoConfig = -1;  // fused_launch picks one from the sizes
+// kGemmEpilogue by cuBLASLt, on any GPU from sm_80 on, where cublaslt_problem() is null: activation none, ReLU or GELU (tanh), a residual
+// without activation, no rotation. The algorithm is the library's own choice, made at the first launch with such sizes and kept.
+constexpr int32_t kCublasLtConfig = -2;
 
 // Row-major matrices; strides of rows in elements. 16-byte alignment of pointers and rows is required.
 struct FusedParams {
   FusedTemplate template_id;
-  int32_t config;       // index into fused_config(), or kAutoConfig
+  int32_t config;       // index into fused_config(), kAutoConfig or kCublasLtConfig
   DType dtype;          // kF16, kBF16: of every tensor
   Activation activation;
   int32_t m, n, k;      // n, k: multiples of 8
@@ -78,6 +81,11 @@ size_t fused_workspace_bytes(const FusedParams& p);
 
 // nullptr when some variant can run `p`, else a static sentence saying what is not supported. Does not ask the GPU.
 const char* fused_unsupported(const FusedParams& p);
+
+// nullptr when cuBLASLt is at hand: libcublasLt.so of version 11.4 to 13, opened at the first call. Else a static sentence.
+const char* cublaslt_problem();
+// Ahead of launches with kCublasLtConfig on the current device that are captured: allocates what cuBLASLt keeps for a device.
+cudaError_t cublaslt_prepare();
 
 // Enqueues the region. cudaErrorInvalidValue when fused_unsupported(p) is not null or the workspace is too small.
 cudaError_t fused_launch(const FusedParams& p, cudaStream_t stream);

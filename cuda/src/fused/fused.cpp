@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "fused/cublaslt.h"
 #include "fused/variants.h"
 
 namespace stof {
@@ -118,13 +119,14 @@ int32_t fused_auto_config(const FusedParams& p, int32_t sms) {
   return best;
 }
 
-size_t fused_workspace_bytes(const FusedParams&) { return 0; }
+size_t fused_workspace_bytes(const FusedParams& p) { return p.config == kCublasLtConfig ? kCublasLtWorkspace : 0; }
 
 const char* fused_unsupported(const FusedParams& p) {
   const bool gated = p.template_id == FusedTemplate::kGatedMlp, norm = p.template_id == FusedTemplate::kGemmNorm;
   if (!gated && !norm && p.template_id != FusedTemplate::kGemmEpilogue) return "an unknown template";
-  if (fused_config_count(p.template_id) == 0) return "this build has no sm_90 kernels";
-  if (p.config != kAutoConfig && !fused_config(p.template_id, p.config)) return "an unknown configuration";
+  const bool library = p.config == kCublasLtConfig;
+  if (!library && fused_config_count(p.template_id) == 0) return "this build has no sm_90 kernels";
+  if (!library && p.config != kAutoConfig && !fused_config(p.template_id, p.config)) return "an unknown configuration";
   if (p.dtype != DType::kF16 && p.dtype != DType::kBF16) return "fused regions take fp16 and bf16 only";
   if (static_cast<int32_t>(p.activation) < 0 || p.activation > Activation::kSilu) return "an unknown activation";
   if (p.m < 1 || p.n < 1 || p.k < 1) return "a size that is not positive";
@@ -170,11 +172,14 @@ const char* fused_unsupported(const FusedParams& p) {
     return "a scale, shift or sum without a norm";
   }
   if (p.residual == p.out && p.stride_residual != p.stride_out) return "a residual in place with another row stride";
-  return nullptr;
+  return library ? cublaslt_lacks(p) : nullptr;
 }
 
 cudaError_t fused_launch(const FusedParams& p, cudaStream_t stream) {
   if (fused_unsupported(p)) return cudaErrorInvalidValue;
+  if (p.config == kCublasLtConfig) {
+    return p.workspace_bytes < kCublasLtWorkspace ? cudaErrorInvalidValue : cublaslt_launch(p, stream);
+  }
 #ifdef STOF_HAVE_SM90
   int32_t config = p.config;
   if (config == kAutoConfig) {

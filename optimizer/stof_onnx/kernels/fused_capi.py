@@ -13,8 +13,8 @@ from pathlib import Path
 from stof_onnx.errors import StofError
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, check_layout, load_library
 
-ABI_VERSION = 3
-AUTO_CONFIG = -1
+ABI_VERSION = 4
+AUTO_CONFIG, CUBLASLT_CONFIG = -1, -2
 
 
 class Template(enum.IntEnum):
@@ -118,7 +118,7 @@ class FusedLibrary:
         for size in (library.stof_sizeof_fused_params, library.stof_sizeof_fused_config):
             size.restype = ct.c_size_t
         library.stof_fused_config.restype = ct.POINTER(_FusedConfig)
-        library.stof_fused_unsupported.restype = ct.c_char_p
+        library.stof_fused_unsupported.restype = library.stof_cublaslt_problem.restype = ct.c_char_p
         library.stof_fused_workspace_bytes.restype = ct.c_size_t
         library.stof_fused_launch.argtypes = [ct.POINTER(FusedParams), ct.c_void_p]
         found = (
@@ -145,6 +145,11 @@ class FusedLibrary:
     def unsupported(self, params: FusedParams) -> str | None:
         """Why no variant runs `params`, or None when one does."""
         reason: bytes | None = self._library.stof_fused_unsupported(ct.byref(params))
+        return None if reason is None else reason.decode()
+
+    def cublaslt_problem(self) -> str | None:
+        """Why CUBLASLT_CONFIG can not run on this machine, or None when it can."""
+        reason: bytes | None = self._library.stof_cublaslt_problem()
         return None if reason is None else reason.decode()
 
     def workspace_bytes(self, params: FusedParams) -> int:

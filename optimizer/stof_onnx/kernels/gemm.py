@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 AUTO = "auto"  # the node attribute `config` that leaves the choice to the library at each launch
+CUBLASLT = "cublaslt"  # the variant of gemm_epilogue that is a library's, where there is one; on any GPU from sm_80 on
 STEP = 64  # of k, that costs count
 _GROUP, _SMALL_CLUSTER = 16, 3  # multiprocessors of a group; blocks from which on a cluster does not fill it
 COSTLY = ("gelu_erf", "gelu_tanh", "silu")  # activations that take time of their own
@@ -88,6 +89,13 @@ def configs(template: str) -> tuple[str, ...]:
         KeyError: there is no such GEMM template.
     """
     return tuple(v.name for v in VARIANTS[template])
+
+
+def cublaslt_lacks(activation: str, residual: bool) -> str:
+    """Why CUBLASLT does not compute such a gemm_epilogue; empty where it does."""
+    if activation not in ("none", "relu", "gelu_tanh"):
+        return f"cuBLASLt has no {activation}"
+    return "cuBLASLt adds a residual ahead of the activation" if residual and activation != "none" else ""
 
 
 def _clusters(blocks: int, device: GemmDevice) -> int:

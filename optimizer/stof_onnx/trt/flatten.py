@@ -45,7 +45,7 @@ class _RowWise:
 def flatten(model: onnx.ModelProto, shapes: SymbolicShapes) -> int:
     """Converts what is connected to packed attentions in the main graph; returns the number of converted operators.
 
-    Where nothing is packed (rotary embeddings) the ranks stay: the gain was measured for packed plugins alone.
+    Where nothing is packed the ranks stay: the gain was measured for packed plugins alone.
     """
     if not any(is_plugin(n) and attributes_of(n)["layout"] == "packed" for n in model.graph.node):
         return 0

@@ -26,7 +26,7 @@ from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, compile_program
 
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", "stof"
 RANK = "rank"  # of a plugin node between the two steps
-_GEMM_ARCH, _GEMM_DTYPES = 90, ("fp16", "bf16")
+_LEAST_ARCH, _GEMM_ARCH, _GEMM_DTYPES = 80, 90, ("fp16", "bf16")
 Compile = Callable[[Sequence[tuple[RowProgram, RowConfig, int]], int], list[str]]
 
 
@@ -243,15 +243,25 @@ class _Region:
             return "the rank of its input is not known"
         if self.template not in GEMM_TEMPLATES:
             return ""
+        config = str(self.attributes["config"])
+        if config == gemm.CUBLASLT and self.template in ("gemm_epilogue", "projections"):
+            return self._cublaslt_problem()
         if self.device.arch != _GEMM_ARCH:
             return f"its template needs compute capability 9.0, not {self.device.arch / 10:.1f}"
         if self.dtype not in _GEMM_DTYPES:
             return "its template computes in fp16 and bf16 only"
-        config = str(self.attributes["config"])
         known = gemm.configs("gemm_epilogue" if self.template == "projections" else self.template)
         if config not in (gemm.AUTO, *known):
             return f"its configuration '{config}' is none of {', '.join((gemm.AUTO, *known))}: make the plan again"
         return ""
+
+    def _cublaslt_problem(self) -> str:
+        if self.device.arch < _LEAST_ARCH:
+            return f"its template needs compute capability 8.0, not {self.device.arch / 10:.1f}"
+        if self.dtype not in _GEMM_DTYPES:
+            return "its template computes in fp16 and bf16 only"
+        activation = str(self.attributes.get("activation", "none"))
+        return gemm.cublaslt_lacks(activation, bool(self.attributes.get("has_residual", 0)))
 
     def _constants(self) -> dict[int, str] | str:
         """Weights and vectors as the kernel reads them, by place; or what is in the way."""

@@ -27,11 +27,11 @@ from stof_onnx.fusion.piece_model import piece_model, random_array
 from stof_onnx.fusion.search import Measurement, Region
 from stof_onnx.fusion.search.roofline import program_of
 from stof_onnx.fusion.segment import Segment
-from stof_onnx.fusion.templates import GEMM_TEMPLATES
+from stof_onnx.fusion.templates import GEMM_TEMPLATES, Instance
 from stof_onnx.kernels import gemm
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
 from stof_onnx.kernels.cubin_run import LoadedProgram
-from stof_onnx.kernels.fused_capi import Activation, FusedLibrary, FusedParams, Norm, Template
+from stof_onnx.kernels.fused_capi import CUBLASLT_CONFIG, Activation, FusedLibrary, FusedParams, Norm, Template
 from stof_onnx.kernels.triton_rows import RowConfig, compile_program, compile_programs, configurations
 from stof_onnx.options import EngineWishes
 from stof_onnx.trt import availability, cuda, turns
@@ -94,10 +94,7 @@ class GpuTimer:
         if not instance.rows or (self.options.precision == "bf16" and instance.dtype == "fp32"):
             return ()
         if instance.template in GEMM_TEMPLATES:
-            if self.arch != 90 or dtype not in _DTYPES:
-                return ()
-            sizes = instance.rows, instance.width, instance.depth
-            return gemm.ranked(instance.kernel, *sizes, activation=instance.activation)
+            return self._gemm_configs(instance) if dtype in _DTYPES else ()
         try:
             program = program_of(region, self.options.precision)
             found = configurations(program)[: self.programs]
@@ -106,6 +103,16 @@ class GpuTimer:
             _log.info("no kernel for %s: %s", instance.template, error)
             return ()
         return [config.name for config in found]
+
+    def _gemm_configs(self, instance: Instance) -> list[str]:
+        """Compiled variants by promise, and cuBLASLt where the engine will find it as this process does."""
+        sizes = instance.rows, instance.width, instance.depth
+        compiled = gemm.ranked(instance.kernel, *sizes, activation=instance.activation) if self.arch == 90 else []
+        if instance.kernel != "gemm_epilogue" or self.arch < 80 or self.library is None:
+            return compiled
+        activation, residual = (instance.attributes.get(key) for key in ("activation", "has_residual"))
+        lacks = gemm.cublaslt_lacks(str(activation or "none"), bool(residual)) or self.library.cublaslt_problem()
+        return compiled if lacks else [*compiled, gemm.CUBLASLT]
 
     def fused(self, region: Region, config: str) -> Measurement:
         start = time.monotonic()
@@ -173,7 +180,7 @@ class GpuTimer:
     def _library_us(self, library: FusedLibrary, region: Region, config: str) -> float:
         instance, dtype = region.instance, self._dtype(region)
         template = Template[instance.kernel.upper()]
-        names = [c.name for c in library.configs(template)]
+        names = {c.name: i for i, c in enumerate(library.configs(template))} | {gemm.CUBLASLT: CUBLASLT_CONFIG}
         if config not in names:
             raise StofError(f"the kernel library has no variant {config}", instance.template, "Rebuild it: make cuda")
         m, n, k = instance.rows, instance.width, instance.depth
@@ -198,7 +205,7 @@ class GpuTimer:
         scales = [k**-0.5 if name in ("b", "b2") else 1.0 for name in shapes]  # products stay in range
         with random_buffers(list(shapes.values()), dtype, scales) as pointers:
             p = FusedParams()
-            p.template_id, p.config, p.dtype = int(template), names.index(config), _DTYPES[dtype]
+            p.template_id, p.config, p.dtype = int(template), names[config], _DTYPES[dtype]
             p.activation = int(Activation[str(instance.attributes.get("activation", "none")).upper()])
             p.m, p.n, p.k = m, n, k
             for name, pointer in zip(shapes, pointers, strict=True):

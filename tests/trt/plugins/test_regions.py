@@ -167,6 +167,7 @@ def test_formats_of_all_positions(region_host: Host, region: Region) -> None:
         ({"program": "AA=A"}, "not base64"),
         ({"program": "A\tAA"}, "not base64"),
         ({"template": "gated_mlp", "has_residual": 1}, "no residual"),
+        ({"template": "gated_mlp", "config": "cublaslt"}, "for template 'gemm_epilogue' only"),
         ({"rotated_columns": 16}, "no whole heads"),
         ({"head_dim": 16}, "no whole heads"),
         ({"rotated_columns": 24, "head_dim": 12}, "no whole heads"),
@@ -245,6 +246,18 @@ def test_shapes_that_do_not_fit_are_refused(
     plugin, tensors = create(region_host, region), region.tensors()
     tensors[index] = dataclasses.replace(tensors[index], dims=dims)
     assert_refused(plugin, tensors, words)
+
+
+def test_cublaslt_runs_or_is_refused_by_name(region_host: Host) -> None:
+    """Whether the library is there is asked where the engine is built and where it is loaded."""
+    region = Region(bias=True, activation="gelu_tanh", config="cublaslt")
+    plugin = create(region_host, region)
+    if plugin.configure(region.tensors()) == 0:
+        refused = Region(activation="silu", config="cublaslt")
+        assert_refused(create(region_host, refused), refused.tensors(), "ReLU and the tanh form")
+    else:
+        assert "config 'cublaslt' can not run here: cuBLASLt" in region_host.log()
+        assert region_host.deserialize(plugin.serialize()), "reading an engine's bytes asks for no library"
 
 
 def test_another_number_or_rank_of_inputs_is_refused(region_host: Host) -> None:
