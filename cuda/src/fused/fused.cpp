@@ -98,7 +98,7 @@ const FusedConfig* fused_config(FusedTemplate template_id, int32_t index) {
 }
 
 int32_t fused_auto_config(const FusedParams& p, int32_t sms) {
-  const bool costly = p.activation != Activation::kNone && p.activation != Activation::kRelu;
+  const bool costly = p.rotation || (p.activation != Activation::kNone && p.activation != Activation::kRelu);
   int32_t best = -1;
   int64_t best_cost = std::numeric_limits<int64_t>::max();
   for (int32_t i = 0; i < fused_config_count(p.template_id); ++i) {
