@@ -82,10 +82,10 @@ def test_a_rotation_is_taken(library: FusedLibrary) -> None:
 
 def test_the_automatic_choice_counts_a_rotation(library: FusedLibrary) -> None:
     """Its time is hidden behind the products in the ping-pong variants only."""
-    sizes = {"m": 32768, "n": 6144, "k": 2048, "stride_a": 2048, "stride_b": 6144, "stride_out": 6144}
+    sizes = {"m": 32768, "n": 6144, "k": 4096, "stride_a": 4096, "stride_b": 6144, "stride_out": 6144}
     configs = library.configs(Template.GEMM_EPILOGUE)
     assert configs[library.auto_config(params(activation=Activation.NONE, **sizes), 132)].name == "coop_128x256_c2"
-    turned = params(**{**ROTATION, "rotated_columns": 4096, "head_dim": 64}, **sizes)
+    turned = params(**{**ROTATION, "rotated_columns": 5120, "head_dim": 128}, **sizes)
     assert configs[library.auto_config(turned, 132)].name == "pingpong_128x128_c2"
 
 
