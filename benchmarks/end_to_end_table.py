@@ -91,7 +91,7 @@ def _rows(lines: Sequence[Line]) -> Iterable[str]:
             known = x.get("compile_ms")
             cells += [_number(known), _number(known and x["stof_ms"] and known / x["stof_ms"], 3)]
         cells.append(f"{_error(x['err_plain'])}, {_error(x['err_stof'])}")
-        cells.append(f"{x['plain_mem_mb']:.0f}, {x['stof_mem_mb']:.0f}")
+        cells.append(", ".join(f"{x[name]:.0f}" if x[name] else "–" for name in ("plain_mem_mb", "stof_mem_mb")))
         cells.append(f"{x['mask_bytes']:,}, {x['dense_mask_bytes']:,}")
         cells += [x["kernel"] or "–", f"{x['date'][:10]} {x['commit']}"]
         yield "| " + " | ".join(cells) + " |"
