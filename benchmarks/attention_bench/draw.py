@@ -44,7 +44,8 @@ def table(lines: list[dict[str, Any]]) -> str:
         last = lines[-1]
         rows.append(
             f"\nLast line measured {last['date']} at commit {last['commit']} on {last['gpu']}, "
-            f"driver {last['driver']}, torch {last['torch']}."
+            f"driver {last['driver']}, torch {last['torch']}. Peers do not depend on our commit: "
+            "where a run left one out, the time of the last run that had it stands."
         )
     return "\n".join(rows)
 
@@ -52,10 +53,10 @@ def table(lines: list[dict[str, Any]]) -> str:
 def draw(lines: list[dict[str, Any]]) -> None:
     """Writes both; replaces only what stands between the table's markers."""
     page = ROOT / "docs" / "benchmarks.md"
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)
-    page.write_text(f"{head}{BEGIN}\n{table(lines)}\n{END}{tail}")
+    page.write_text(f"{head}{BEGIN}\n{table(lines)}\n{END}{tail}", encoding="utf-8")
     plot([x for x in lines if best_peer(x) is not None])
 
 

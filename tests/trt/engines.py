@@ -67,7 +67,7 @@ class Engines:
         command = ["optimize", str(self.model), "--shape", shape, "--keep", "stof", "--builder-level", "0"]
         cache = ["--timing-cache", str(self.folder / "tactics.bin")]
         assert cli.main([*command, *cache, "--report", str(report), *options]) == 0
-        found: dict[str, object] = json.loads(report.read_text())["engine"] or {}
+        found: dict[str, object] = json.loads(report.read_text(encoding="utf-8"))["engine"] or {}
         assert "--no-engine" in options or found["kept"] == "stof"
         return found
 

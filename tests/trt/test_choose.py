@@ -103,14 +103,14 @@ def test_the_faster_engine_is_kept(world):
     result = world.make()
     assert (result.kept, result.speedup) == ("stof", 2.0)
     assert result.path.read_bytes() == b"stof"
-    manifest = json.loads((world.folder / "model.stof.json").read_text())
+    manifest = json.loads((world.folder / "model.stof.json").read_text(encoding="utf-8"))
     assert manifest["plugin_library"]["embedded"]
     assert manifest["plugin_library"]["sha256"] == choose.digest(world.folder / "library.so")
     world.ms["stof"] = 2.1
     result = world.make()
     assert result.kept == "plain"
     assert result.path.read_bytes() == b"plain"
-    assert json.loads((world.folder / "model.stof.json").read_text())["plugin_library"] is None
+    assert json.loads((world.folder / "model.stof.json").read_text(encoding="utf-8"))["plugin_library"] is None
 
 
 def test_the_terminal_says_what_was_kept(world):
@@ -167,7 +167,8 @@ def test_regions_are_kept_where_they_are_faster(fused_world):
     assert result.lowered.fused == len(result.lowered.regions) > 0
     report = result.to_json()
     assert (report["plain"]["ms"], report["stof"]["ms"], report["fused"]["ms"]) == (2.0, 1.0, 0.8)
-    assert json.loads((fused_world.folder / "model.stof.json").read_text())["plugin_library"]["embedded"]
+    manifest = json.loads((fused_world.folder / "model.stof.json").read_text(encoding="utf-8"))
+    assert manifest["plugin_library"]["embedded"]
     fused_world.ms["fused"] = 1.1
     result = fused_world.make()
     assert (result.kept, result.speedup) == ("stof", 2.0)
@@ -203,7 +204,7 @@ def test_a_site_that_loses_is_left_to_tensorrt(world):
     assert result.kept == "mixed"
     assert [s.kernel != "" for s in result.lowered.sites] == [True, False]
     assert result.speedup == pytest.approx(2 / 1.4)
-    assert json.loads((world.folder / "model.stof.json").read_text())["plugin_library"]["embedded"]
+    assert json.loads((world.folder / "model.stof.json").read_text(encoding="utf-8"))["plugin_library"]["embedded"]
     assert result.to_json()["mixed"]["ms"] == 1.4
     world.ms["mixed"] = 1.6
     result = world.make()

@@ -42,7 +42,7 @@ def test_verify_tells_an_engine_of_another_model(engines: Engines, tmp_path: Pat
     report = tmp_path / "r.json"
     assert cli.main(["verify", str(tmp_path / "other.onnx"), str(engines.embedded), "--report", str(report)]) == 1
     assert "does NOT compute the same" in capsys.readouterr().out
-    assert json.loads(report.read_text())["engine_check"]["passed"] is False
+    assert json.loads(report.read_text(encoding="utf-8"))["engine_check"]["passed"] is False
 
 
 def test_bench_against_an_engine_and_a_model(engines: Engines, capsys) -> None:

@@ -74,7 +74,7 @@ def test_without_manifest_or_with_another_library_the_message_says_what_is_missi
     code = RUN % "engine_step.load_engine(Path(sys.argv[2])).run({'x': x})"
     done = run_python(code, folder / "x.npy", folder / "alone.engine")
     assert done.returncode == 1 and "STOF_PLUGIN_LIBRARY" in done.stderr and "Traceback" not in done.stderr
-    manifest = json.loads(engines.outside.with_suffix(".json").read_text())
+    manifest = json.loads(engines.outside.with_suffix(".json").read_text(encoding="utf-8"))
     library = Path(manifest["plugin_library"]["path"])
     changed = folder / library.name
     changed.write_bytes(library.read_bytes() + b"\0")
@@ -199,7 +199,7 @@ def test_damaged_engines_are_refused(engines: Engines, tmp_path: Path) -> None:
 def test_an_engine_of_another_gpu_is_refused_before_it_is_loaded(engines: Engines, case) -> None:
     folder, _ = case
     shutil.copy(engines.outside, folder / "foreign.engine")
-    manifest = json.loads(engines.outside.with_suffix(".json").read_text())
+    manifest = json.loads(engines.outside.with_suffix(".json").read_text(encoding="utf-8"))
     (folder / "foreign.json").write_text(json.dumps(manifest | {"arch": 80, "gpu": "NVIDIA A100"}))
     from stof_onnx.trt.engine_step import load_engine
 

@@ -79,7 +79,7 @@ def test_every_operator_between_attentions_is_fused(tmp_path, rng, pre_norm, dec
     calls = Counter(n.op_type for n in portable.graph.node if n.op_type.startswith("StofFusedRegion_"))
     assert {f.name for f in functions} == set(calls), "one function for each distinct region"
     assert max(calls.values()) >= 2, "equal layers share them"
-    report = json.loads((tmp_path / "report.json").read_text())["fusion"]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["fusion"]
     assert len(report["regions"]) == sum(calls.values())
     lowered = lower_file(path, LowerOptions(device=Device(90)))
     nodes = regions(lowered.model)
@@ -193,14 +193,14 @@ def test_a_plan_is_used_again(tmp_path, rng, capsys):
     first = optimize(tmp_path, model, "--tune-budget", "60s", "--plan", str(plan)).read_bytes()
     again = optimize(tmp_path, model, "--no-tune", "--plan", str(plan)).read_bytes()
     assert first == again
-    fusion = json.loads((tmp_path / "report.json").read_text())["fusion"]
+    fusion = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["fusion"]
     assert fusion["source"] == str(plan) and fusion["regions"]
     assert "    fused: " in capsys.readouterr().out
     wider = build_encoder(EncoderSpec(2, 128, 4, 2, SEQ), MASK)
     optimize(tmp_path, wider, "--no-tune", "--plan", str(plan))
     printed = capsys.readouterr().out
     assert "no fused regions: " in printed and "    fused: " not in printed
-    fusion = json.loads((tmp_path / "report.json").read_text())["fusion"]
+    fusion = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["fusion"]
     assert not fusion["regions"] and "other models or sizes" in fusion["reason"]
 
 
@@ -209,7 +209,7 @@ def test_a_plan_names_a_variant_that_there_is(tmp_path, capsys):
     model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ), MASK)
     plan, lowered = tmp_path / "plan.json", tmp_path / "lowered.onnx"
     optimize(tmp_path, model, "--tune-budget", "60s", "--plan", str(plan))
-    found = json.loads(plan.read_text())
+    found = json.loads(plan.read_text(encoding="utf-8"))
     gemms = [r for b in found["blocks"] for r in b["regions"] if r["template"] == "gemm_epilogue"]
     assert gemms
     for region in gemms:
@@ -224,7 +224,7 @@ def test_a_plan_names_a_variant_that_there_is(tmp_path, capsys):
 def test_without_a_gpu_nothing_is_fused_unless_asked(tmp_path):
     path = optimize(tmp_path, build_encoder(EncoderSpec(1, 64, 4, 2, SEQ), MASK))
     assert not any(n.op_type.startswith("StofFusedRegion") for n in onnx.load(str(path)).graph.node)
-    assert json.loads((tmp_path / "report.json").read_text())["fusion"] is None
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["fusion"] is None
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def build_engine(model: Path, options: BuildOptions) -> BuiltEngine:
     network = builder.create_network(_network_flags(trt))
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(str(model)):
-        problems = "; ".join(str(parser.get_error(i).desc()) for i in range(parser.num_errors))
+        reasons = [str(parser.get_error(i).desc()) for i in range(parser.num_errors)]
+        problems = "; ".join(reasons + _plugins_words(log))
         raise StofError(f"TensorRT {trt.__version__} can not parse it: {problems}", str(model))
     if options.half_io:
         _narrow_ends(trt, network, options.precision)
@@ -116,6 +117,11 @@ def build_engine(model: Path, options: BuildOptions) -> BuiltEngine:
         raise StofError("TensorRT built no engine: " + ("; ".join(log.errors[-3:]) or "no reason given"), str(model))
     _save_cache(cache, options.timing_cache)
     return BuiltEngine(bytes(serialized), time.perf_counter() - start)
+
+
+def _plugins_words(log: Any) -> list[str]:
+    """What our plugins said: the parser itself only knows that a plugin was not created."""
+    return [message for message in log.errors if message.startswith("Stof")]
 
 
 def tactic_sources() -> str:

@@ -38,7 +38,7 @@ def write_manifest(path: Path, values: dict[str, Any]) -> None:
 def read_manifest(engine: Path) -> dict[str, Any]:
     """The manifest beside `engine`; empty where there is none, or one of another engine."""
     try:
-        values = json.loads(manifest_of(engine).read_text())
+        values = json.loads(manifest_of(engine).read_text(encoding="utf-8"))
         if not isinstance(values, dict) or values.get("sha256", "") not in ("", digest(engine)):
             return {}
     except (OSError, ValueError):

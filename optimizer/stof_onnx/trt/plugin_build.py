@@ -135,7 +135,7 @@ def chosen_library() -> Path | None:
 def build_record(library: Path) -> BuildRecord | None:
     """How a cached library was built; None for one from elsewhere."""
     try:
-        return BuildRecord(**json.loads((library.parent / _RECORD).read_text()))
+        return BuildRecord(**json.loads((library.parent / _RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -207,7 +207,7 @@ def _build(wanted: Target, say: Callable[[str], None]) -> None:
             nvcc=compiler,
             date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         )
-        (staged / _RECORD).write_text(json.dumps(asdict(record), indent=2) + "\n")
+        (staged / _RECORD).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
         if wanted.folder.exists():  # a folder without its library
             shutil.rmtree(wanted.folder)
         staged.rename(wanted.folder)

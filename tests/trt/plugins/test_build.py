@@ -81,7 +81,7 @@ class Machine:
 
     @property
     def builds(self) -> int:
-        return len(self.marks.read_text().split()) if self.marks.exists() else 0
+        return len(self.marks.read_text(encoding="utf-8").split()) if self.marks.exists() else 0
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_versions_architectures_and_sources_have_libraries_of_their_own(
     monkeypatch.setattr(plugin_build, "source_root", lambda: copy)
     assert plugin_build.plugin_library("10.14") == first
     changed = copy / "cuda" / "src" / "forward.cpp"
-    changed.write_text(changed.read_text() + "\n")
+    changed.write_text(changed.read_text(encoding="utf-8") + "\n")
     assert plugin_build.plugin_library("10.14") != first
     assert machine.builds == 4
 
@@ -144,12 +144,12 @@ def test_an_interrupted_build_leaves_nothing_that_hinders(machine: Machine, sent
     running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     pid = machine.folder / "pid"
     for _ in range(200):
-        if pid.exists() and pid.read_text().strip():
+        if pid.exists() and pid.read_text(encoding="utf-8").strip():
             break
         time.sleep(0.05)
     running.send_signal(sent)
     assert running.wait(timeout=20) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}[sent]
-    compiler, cache = int(pid.read_text()), plugin_build.cache_folder()
+    compiler, cache = int(pid.read_text(encoding="utf-8")), plugin_build.cache_folder()
     if sent is signal.SIGKILL:
         assert list(cache.glob(".build-*"))
         os.kill(compiler, signal.SIGKILL)  # nobody could

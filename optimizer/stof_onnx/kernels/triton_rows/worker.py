@@ -53,7 +53,7 @@ def _count_parameters(ptx: str, kernel: str) -> int:
 
 def _load(request: KernelRequest, folder: Path) -> Any:
     path = folder / f"kernel_{request.digest[:16]}.py"
-    path.write_text(request.source)
+    path.write_text(request.source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
