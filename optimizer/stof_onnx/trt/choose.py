@@ -191,7 +191,8 @@ def build_stof(
         regions: with the fused regions of the model (the fused engine); else they are ordinary operators.
     """
     lowering = lower_options(options.precision, options.profile, availability.device())
-    lowered = lower_file(portable, replace(lowering, left=left, regions=regions))
+    single = availability.version() < (10,)  # it compiles some runs operator by operator
+    lowered = lower_file(portable, replace(lowering, left=left, regions=regions, mark_runs=single))
     candidate = Candidate("fused" if regions else "mixed" if left else "stof", lowered=lowered)
     if regions and not lowered.fused:
         reasons = {region.reason for region in lowered.regions}

@@ -31,6 +31,7 @@ from stof_onnx.trt.region_nodes import (
     make_region_nodes,
     settle_programs,
 )
+from stof_onnx.trt.whole_runs import mark_runs
 
 EMITTED_DOMAIN = "trt.plugins"  # where ONNX Runtime's TensorRT provider looks for plugins
 _TOO_LARGE = 1 << 30  # bytes above which weights go to a file of their own
@@ -48,6 +49,7 @@ class LowerOptions:
         rank_2: merge projections and keep tensors 2-D between attentions.
         left: names of sites that stay ordinary operators, for TensorRT's own kernels.
         regions: fused regions become plugin nodes; else they are the operators they were made of.
+        mark_runs: for TensorRT 8.6 (see `whole_runs`).
     """
 
     precision: str = "fp16"
@@ -58,6 +60,7 @@ class LowerOptions:
     rank_2: bool = True
     left: frozenset[str] = frozenset()
     regions: bool = True
+    mark_runs: bool = False
 
 
 @dataclass
@@ -116,6 +119,8 @@ def lower_model(model: onnx.ModelProto, options: LowerOptions) -> Lowered:
             result.regions += turned
         result.flattened = flatten(result.model, symbolic.refreshed(result.model))
     settle_programs(result.model, programs, o.device)
+    if options.mark_runs:
+        mark_runs(result.model)
     drop_dead(result.model.graph)
     used = {n.domain for n in result.model.graph.node} | {"", options.domain}
     kept = [o for o in result.model.opset_import if o.domain in used or o.domain == "ai.onnx"]
