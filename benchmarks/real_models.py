@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,9 +204,10 @@ def finish(built: Built, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _fused(report: dict[str, Any]) -> dict[str, Any]:
     """What differs in the line of the engine with fused regions: `stof_ms` is its time, `attention_ms` that without."""
-    fused, plan = report["engine"]["fused"], report["fusion"]["plan"]
+    fused, fusion = report["engine"]["fused"], report["fusion"] or {}  # rotations are fused without a search
+    plan = fusion.get("plan") or {"blocks": []}
     plain, attention = report["engine"]["plain"]["ms"], report["engine"]["stof"]["ms"]
-    timed = {name: plan[name] for name in ("timer", "samples", "builds", "seconds", "build_seconds", "cached")}
+    timed = {name: plan.get(name) for name in ("timer", "samples", "builds", "seconds", "build_seconds", "cached")}
     regions = {
         f"{r['template']} {r['config']} of {'+'.join(r['operators'])}": [r["fused_us"], r["left_us"], r["kept"]]
         for block in plan["blocks"]
@@ -223,7 +224,7 @@ def _fused(report: dict[str, Any]) -> dict[str, Any]:
         "err_stof": fused["error"] and fused["error"]["relative"],
         "build_s": [report["engine"]["plain"]["build_s"], fused["build_s"]],
         "problems": [fused["problem"]] if fused["problem"] else [],
-        "regions": len(report["fusion"]["regions"]),
+        "regions": len(fusion.get("regions") or report["engine"].get("regions") or []),
         "tuning": timed,
         "region_us": regions,
     }
@@ -346,37 +347,26 @@ def _step_back() -> None:
 
 
 def _run_all(arguments: argparse.Namespace) -> int:
-    """References are computed ahead by a helper; while a fresh process runs an engine, the next one is being built."""
-    begun = time.monotonic()
-
-    def finished(built: Built) -> None:
-        write(finish(built, arguments))
-        print(f"[{time.monotonic() - begun:6.1f} s] {built.path.stem}: ran alone", flush=True)
+    """References are computed ahead by a helper."""
+    failed = False
 
     def write(lines: list[dict[str, Any]]) -> None:
         for line in lines:
             print(json.dumps(line), flush=True)
-            with arguments.out.open("a") as file:
+            with arguments.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
-    failed = False
-    pending: dict[Path, Future[None]] = {}
     context = multiprocessing.get_context("spawn")  # a forked process can not use CUDA
-    with ProcessPoolExecutor(1, context, _step_back) as helper, ThreadPoolExecutor(1) as finisher:
+    with ProcessPoolExecutor(1, context, _step_back) as helper:
         ahead = {path: helper.submit(prepare, path, arguments.seed) for path in arguments.models}
         for path, prepared in ahead.items():
             try:
                 built = build(path, prepared.result(), arguments)
-                print(f"[{time.monotonic() - begun:6.1f} s] {path.stem}: the command is done", flush=True)
                 write(lines_of(built, arguments))  # again when the engine has run alone: the newest line counts
-                pending[path] = finisher.submit(finished, built)
+                write(finish(built, arguments))
             except Exception as error:  # the next model may still run
                 failed = True
                 write([{"model": path.stem, "failed": f"{type(error).__name__}: {error}"}])
-        for path, future in pending.items():
-            if (problem := future.exception()) is not None:
-                failed = True
-                write([{"model": path.stem, "failed": f"{type(problem).__name__}: {problem}"}])
     return int(failed)
 
 

@@ -110,3 +110,11 @@ def test_models_are_run_in_turn_and_failures_are_lines(commands, tmp_path, monke
     assert (done["model"], done["half_io"], done["kept"]) == ("gpt2-causal", True, "stof")
     assert "--half-io" in commands[0]
     assert [line["model"] for line in lines if "failed" in line] == ["missing"]
+
+
+def test_an_engine_with_rotations_needs_no_plan():
+    engine = {"plain": {"ms": 3.0, "build_s": 1.0}, "stof": {"ms": 2.0}, "regions": [{}, {}, {}]}
+    engine["fused"] = {"ms": 1.5, "cuda_graph": True, "memory_mb": 1, "error": None, "build_s": 2.0, "problem": ""}
+    line = real_models._fused({"engine": engine, "fusion": None})
+    assert (line["speedup"], line["gain"], line["regions"], line["region_us"]) == (2.0, 1.333, 3, {})
+    assert set(line["tuning"].values()) == {None}
