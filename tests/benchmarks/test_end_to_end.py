@@ -106,7 +106,7 @@ def test_fused_regions_have_a_line_of_their_own(arguments, monkeypatch):
     monkeypatch.setenv("STOF_CACHE_DIR", arguments.work)
     monkeypatch.setattr(Roofline, "left", lambda self, piece: Measurement(1e4 * len(piece)))
     monkeypatch.setattr(region_nodes, "_compile", as_text)
-    monkeypatch.setattr(fusion_step, "_timer", lambda options: Roofline())
+    monkeypatch.setattr(fusion_step, "_timer", lambda *_: Roofline())
     arguments.tune_budget = 9.0
     case = Case.parse("causal:2x128", 2)
     end_to_end.tune(case, arguments)
