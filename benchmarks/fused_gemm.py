@@ -12,9 +12,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
@@ -166,7 +167,7 @@ def candidates(
     return result
 
 
-def capture(call: Callable[[Buffers, int], None], sets: list[Buffers], calls: int) -> torch.cuda.CUDAGraph:
+def capture(call: Callable[[Any, int], None], sets: Sequence[Any], calls: int) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call(sets[0], stream.cuda_stream)
@@ -178,14 +179,12 @@ def capture(call: Callable[[Buffers, int], None], sets: list[Buffers], calls: in
     return graph
 
 
-def measure(library: FusedLibrary, case: Case, dtype_name: str, rounds: int) -> dict[str, float]:
-    """Median microseconds a call of each candidate."""
-    torch_dtype, dtype = DTYPES[dtype_name]
-    first = Buffers(case, torch_dtype)
-    sets = [first, *(Buffers(case, torch_dtype) for _ in range(min(15, CACHE_BYTES // first.bytes())))]
-    flops = 2.0 * case.m * case.n * case.k * (2 if case.gated else 1)
+def time_candidates(
+    made: Mapping[str, Callable[[Any, int], None]], sets: Sequence[Any], flops: float, rounds: int
+) -> dict[str, float]:
+    """Median microseconds a call of each candidate, by graphs of enough calls to time one of `flops`, in turn."""
     calls = max(2, min(40, int(3e-3 / (flops / 500e12 + 3e-6))))
-    graphs = {name: capture(call, sets, calls) for name, call in candidates(library, case, sets, dtype).items()}
+    graphs = {name: capture(call, sets, calls) for name, call in made.items()}
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(rounds + 1):
         for name, graph in graphs.items():
@@ -197,6 +196,15 @@ def measure(library: FusedLibrary, case: Case, dtype_name: str, rounds: int) -> 
             if turn > 0:  # the first one warms up
                 times[name].append(start.elapsed_time(stop) * 1e3 / calls)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure(library: FusedLibrary, case: Case, dtype_name: str, rounds: int) -> dict[str, float]:
+    """Median microseconds a call of each candidate."""
+    torch_dtype, dtype = DTYPES[dtype_name]
+    first = Buffers(case, torch_dtype)
+    sets = [first, *(Buffers(case, torch_dtype) for _ in range(min(15, CACHE_BYTES // first.bytes())))]
+    flops = 2.0 * case.m * case.n * case.k * (2 if case.gated else 1)
+    return time_candidates(candidates(library, case, sets, dtype), sets, flops, rounds)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""GEMM with a norm in one kernel against separate kernels: `python benchmarks/gemm_norm.py [--library LIBSTOF_CAPI]`.
+"""GEMM with a norm in one kernel against separate kernels: `python -m benchmarks.gemm_norm [--library LIBSTOF_CAPI]`.
 
 Microseconds a call by CUDA-graph replay over buffers larger than the L2 cache, candidates in turn, median over rounds.
 Peers, the residual and the sum included: our GEMM with bias and residual, then the norm as a row program; cuBLAS with
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from stof_onnx.kernels.cubin_run import LoadedProgram
 from stof_onnx.kernels.fused_capi import AUTO_CONFIG, FusedLibrary, FusedParams, Norm, Template
 from stof_onnx.kernels.triton_rows import compile_programs, norm_program
 
-from benchmarks.fused_gemm import CACHE_BYTES, capture
+from benchmarks.fused_gemm import CACHE_BYTES, time_candidates
 
 EPSILON = 1e-5
 Call = Callable[["Buffers", int], None]
@@ -137,19 +136,7 @@ def measure(library: FusedLibrary, case: Case, rounds: int) -> dict[str, float]:
     """Median microseconds a call of each candidate."""
     first = Buffers(case)
     sets = [first, *(Buffers(case) for _ in range(min(15, CACHE_BYTES // first.bytes())))]
-    calls = max(2, min(40, int(3e-3 / (2.0 * case.m * case.n * case.k / 500e12 + 3e-6))))
-    graphs = {name: capture(call, sets, calls) for name, call in candidates(library, case, sets).items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for turn in range(rounds + 1):
-        for name, graph in graphs.items():
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            stop.record()
-            stop.synchronize()
-            if turn > 0:  # the first one warms up
-                times[name].append(start.elapsed_time(stop) * 1e3 / calls)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return time_candidates(candidates(library, case, sets), sets, 2.0 * case.m * case.n * case.k, rounds)
 
 
 def main() -> int:

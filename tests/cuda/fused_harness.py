@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from stof_onnx.errors import StofError
@@ -18,6 +19,7 @@ from stof_onnx.kernels.fused_capi import AUTO_CONFIG, CUBLASLT_CONFIG, Activatio
 
 from tests.cuda.harness import CAPI_DTYPES, DTYPES, GUARD, POISON, ROUNDING
 
+T = TypeVar("T")
 GEMM_TEMPLATES = (Template.GEMM_EPILOGUE, Template.GATED_MLP)  # gemm_norm_harness.py has the third
 
 
@@ -202,6 +204,14 @@ def compare(
     return ours, theirs
 
 
+def twice(where: str, run_once: Callable[[], T]) -> tuple[T, T]:
+    """The results of two runs; what goes wrong is told with the case and seed."""
+    try:
+        return run_once(), run_once()
+    except (AssertionError, StofError) as error:
+        raise AssertionError(f"{where}: {error}") from error
+
+
 def check(library: FusedLibrary, case: FusedCase, base_seed: int) -> tuple[float, float]:
     """Runs one case and compares. Returns (our error, the framework's error): largest, against float64.
 
@@ -210,10 +220,7 @@ def check(library: FusedLibrary, case: FusedCase, base_seed: int) -> tuple[float
     """
     where = f"{case} (base seed {base_seed})"
     inputs = FusedInputs(case, seed_of(case, base_seed))
-    try:
-        out, again = run(library, inputs), run(library, inputs)
-    except (AssertionError, StofError) as error:
-        raise AssertionError(f"{where}: {error}") from error
+    out, again = twice(where, lambda: run(library, inputs))
     return compare(where, case.dtype, out, again, inputs.reference(torch.float64), inputs.reference(inputs.dtype))
 
 

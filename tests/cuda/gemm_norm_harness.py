@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from stof_onnx.errors import StofError
 from stof_onnx.kernels.fused_capi import FusedLibrary, FusedParams, Norm, Template
 
-from tests.cuda.fused_harness import FusedCase, FusedInputs, check_written, compare, launch, seed_of
+from tests.cuda.fused_harness import FusedCase, FusedInputs, check_written, compare, launch, seed_of, twice
 
 EPSILON = 1e-5
 ROWS = (1, 7, 127, 129, 1000)
@@ -90,10 +89,7 @@ def check(library: FusedLibrary, case: NormCase, base_seed: int) -> None:
     """
     where = f"{case} (base seed {base_seed})"
     inputs = NormInputs(case, seed_of(case, base_seed))
-    try:
-        outputs, repeated = run(library, inputs), run(library, inputs)
-    except (AssertionError, StofError) as error:
-        raise AssertionError(f"{where}: {error}") from error
+    outputs, repeated = twice(where, lambda: run(library, inputs))
     references = zip(inputs.norm_reference(torch.float64), inputs.norm_reference(inputs.dtype), strict=True)
     for out, again, (reference, framework) in zip(outputs, repeated, references, strict=False):
         compare(where, case.dtype, out, again, reference, framework)
