@@ -8,25 +8,34 @@ second time with a batch of one. `run` draws the weights from their seeds, compu
 Runtime in float32, calls `stof-onnx optimize --engine`, and lets a fresh process that knows nothing of stof-onnx load
 the engine (examples/run_engine.py). A line a model goes to `--out`, as benchmarks.end_to_end describes it; beside that
 `err_loaded` (the fresh process's), `verified` (the portable file was compared with the original in the same run) and
-`seconds`.
+`seconds`. With `--initial-plan` the command gets the plan of the search's initial scheme, every usual subgraph a
+region, and a second line is that of the engine with attentions and regions.
+
+With `--slots` several processes build side by side; a timing stops the others (benchmarks.pausing).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import logging
 import multiprocessing
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -34,6 +43,9 @@ from stof_onnx.graph.fold_small import fold_small
 from stof_onnx.graph.proto_graph import drop_dead
 from stof_onnx.graph.proto_shapes import infer_shapes
 
+from benchmarks.pausing import Pausing
+
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 # Name: architecture and mask options of `stof-onnx export`.
 MODELS: dict[str, list[str]] = {
@@ -48,6 +60,7 @@ MODELS: dict[str, list[str]] = {
 }
 HIDDEN, HEADS, VOCABULARY = 768, 12, 1024
 _MOST_FOLDED = 1 << 29  # elements of a mask
+_HELPERS = 2
 _MOST_SCORES = 1 << 26  # of all heads and entries: beyond, the portable file is not compared in the same run
 
 
@@ -114,8 +127,14 @@ class Prepared:
     seconds: float
 
 
-def prepare(path: Path, seed: int) -> Prepared:
-    """Draws weights and inputs and computes the reference. Needs no GPU: another process may do it ahead."""
+def plan_of(path: Path) -> Path:
+    """The initial scheme's plan for a model."""
+    return path.with_suffix(".plan.json")
+
+
+def prepare(path: Path, seed: int, plan: bool = False) -> Prepared:
+    """Draws weights and inputs, computes the reference and the initial scheme's plan. Needs no GPU: another process may
+    do it ahead."""
     from stof_models.info import ExportInfo, info_path
     from stof_models.seeded import fill
     from stof_onnx.graph.read import read_proto
@@ -126,22 +145,22 @@ def prepare(path: Path, seed: int) -> Prepared:
         fill(model)
     feeds = ExportInfo.load(info_path(path)).random_inputs(np.random.default_rng(seed), padded=False)
     expected = Runner(read_proto(twin(path)), path.parent).run({n: a[:1] for n, a in feeds.items()})
+    if plan:
+        from benchmarks.fusion_bench.initial_plan import write_initial_plan
+
+        write_initial_plan(path, plan_of(path))
     return Prepared(feeds, expected, round(time.monotonic() - begun, 1))
 
 
 @dataclass(frozen=True)
 class Built:
-    """The command's engine and report in their folder; `finish` deletes it."""
+    """The command's engine and report, in a folder that `finish` deletes."""
 
     path: Path
-    folder: tempfile.TemporaryDirectory[str]
+    work: Path
     prepared: Prepared
     verified: bool
     seconds: float
-
-    @property
-    def work(self) -> Path:
-        return Path(self.folder.name)
 
 
 def build(path: Path, prepared: Prepared, arguments: argparse.Namespace) -> Built:
@@ -152,8 +171,7 @@ def build(path: Path, prepared: Prepared, arguments: argparse.Namespace) -> Buil
     site = ExportInfo.load(info_path(path)).sites[0]
     batch = next(iter(prepared.feeds.values())).shape[0]
     verified = batch * site.heads * int(site.seq_q) * int(site.seq_kv) <= _MOST_SCORES
-    folder = tempfile.TemporaryDirectory(dir=path.parent)
-    work = Path(folder.name)
+    work = Path(tempfile.mkdtemp(dir=path.parent))
     inputs, outputs = work / "inputs.json", work / "outputs.json"
     save_json([prepared.feeds], str(inputs))
     save_json([prepared.expected], str(outputs))
@@ -164,12 +182,14 @@ def build(path: Path, prepared: Prepared, arguments: argparse.Namespace) -> Buil
         command += ["--timing-cache", arguments.timing_cache.resolve()]
     if arguments.tune_budget:
         command += ["--tune-budget", arguments.tune_budget]
+    if arguments.initial_plan:
+        command += ["--plan", plan_of(path)]
     begun = time.monotonic()
     if arguments.in_process:
         _here(command)
     else:
-        _process([sys.executable, "-c", _COMMAND, *command], work, arguments.timeout)
-    return Built(path, folder, prepared, verified, round(time.monotonic() - begun, 1))
+        _process([sys.executable, "-c", _COMMAND, *command], work)
+    return Built(path, work, prepared, verified, round(time.monotonic() - begun, 1))
 
 
 def lines_of(built: Built, arguments: argparse.Namespace, err_loaded: float | None = None) -> list[dict[str, Any]]:
@@ -185,21 +205,22 @@ def lines_of(built: Built, arguments: argparse.Namespace, err_loaded: float | No
     return [line | {"err_loaded": err_loaded, "verified": built.verified, "seconds": seconds} for line in lines]
 
 
-def finish(built: Built, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def finish(built: Built, arguments: argparse.Namespace, pausing: Pausing | None = None) -> list[dict[str, Any]]:
     """Has a fresh process run the engine, and checks what that computed. Deletes the folder."""
-    from stof_onnx.trt import turns
     from stof_onnx.trt.compare import measure
 
     work, prepared = built.work, built.prepared
-    with built.folder:
+    try:
         for each, array in prepared.feeds.items():
             np.save(work / f"{each}.npy", array)
         alone = [sys.executable, "-I", "-c", _ALONE.format(path=[p for p in sys.path if _is_foreign(p)])]
         given = [f"{each}={work / each}.npy" for each in prepared.feeds]
-        with turns.building():  # never beside the timing of another process
-            _process([*alone, ROOT / "examples" / "run_engine.py", work / "model.stof.engine", *given], work)
+        command = [*alone, ROOT / "examples" / "run_engine.py", work / "model.stof.engine", *given]
+        _process(command, work, pausing=pausing)
         loaded = {each: np.load(work / f"{each}.npy") for each in prepared.expected}
         return lines_of(built, arguments, measure(loaded, prepared.expected).relative)
+    finally:
+        shutil.rmtree(work)
 
 
 def _fused(report: dict[str, Any]) -> dict[str, Any]:
@@ -263,13 +284,15 @@ def _is_foreign(folder: str) -> bool:
     return bool(folder) and not Path(folder).resolve().is_relative_to(ROOT)
 
 
-def _process(command: list[Any], cwd: Path, timeout: float | None = None) -> None:
+def _process(command: list[Any], cwd: Path, pausing: Pausing | None = None) -> None:
     """Runs it; what it says appears as it is said."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "160"}
     quiet = {"stderr": subprocess.PIPE, "encoding": "utf-8", "errors": "replace"}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, timeout=timeout, **quiet)
-    if done.returncode:
-        raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-1500:]}")
+    start = pausing.started if pausing is not None else subprocess.Popen
+    with start(list(map(str, command)), cwd=cwd, env=environment, **quiet) as child:
+        said = child.communicate()[1]
+    if child.returncode:
+        raise RuntimeError(f"exit code {child.returncode}: {said[-1500:]}")
 
 
 def _line(path: Path, info: Any, report: dict[str, Any], batch: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -325,12 +348,14 @@ def main() -> int:
     command.add_argument("--timing-cache", type=Path, help="of the command; models of one size share most tactics")
     command.add_argument("--half-io", action="store_true", help="of the command: float16 outputs")
     command.add_argument("--tune-budget", metavar="TIME", help="of the command: fused regions as well, a second line")
+    command.add_argument("--initial-plan", action="store_true", help="of the command: regions of the initial scheme")
+    command.add_argument("--slots", type=int, default=1, help="models that are built side by side")
     command.add_argument(
         "--in-process",
         action="store_true",
-        help="call the command in this process: TensorRT builds the second and later models in a fraction of the time",
+        help="one process for all commands of a slot: TensorRT builds later models in a fraction of the time",
     )
-    command.add_argument("--timeout", type=float, metavar="SECONDS", help="of the command in a process of its own")
+    command.add_argument("--timeout", type=float, metavar="SECONDS", help="of the command")
     command.add_argument("--commit", default=os.environ.get("STOF_COMMIT", ""))
     command.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
     arguments = parser.parse_args()
@@ -342,32 +367,109 @@ def main() -> int:
 
 
 def _step_back() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if hasattr(os, "nice"):
         os.nice(10)  # builds go first
 
 
-def _run_all(arguments: argparse.Namespace) -> int:
-    """References are computed ahead by a helper."""
-    failed = False
+class Slot:
+    """A process that does one thing at a time; a new one when it has died or taken too long."""
 
-    def write(lines: list[dict[str, Any]]) -> None:
-        for line in lines:
-            print(json.dumps(line), flush=True)
-            with arguments.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+    def __init__(self, pausing: Pausing | None = None) -> None:
+        self.pausing = pausing
+        self.process = _process_of(pausing)
 
+    def call(self, timeout: float | None, function: Callable[..., T], *given: Any) -> T:
+        """`function` in that process.
+
+        Raises:
+            RuntimeError: the time was up, or the process has died.
+        """
+        pid = self.process.submit(os.getpid).result()
+        try:
+            return self.process.submit(function, *given).result(timeout)
+        except (FutureTimeout, BrokenExecutor) as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            if self.pausing is not None:
+                self.pausing.go_on()  # it may have been the one that timed
+            self.process = _process_of(self.pausing)
+            raise RuntimeError(f"not done after {timeout} s" if isinstance(error, FutureTimeout) else "died") from error
+
+
+def _process_of(pausing: Pausing | None) -> Executor:
     context = multiprocessing.get_context("spawn")  # a forked process can not use CUDA
-    with ProcessPoolExecutor(1, context, _step_back) as helper:
-        ahead = {path: helper.submit(prepare, path, arguments.seed) for path in arguments.models}
-        for path, prepared in ahead.items():
-            try:
-                built = build(path, prepared.result(), arguments)
-                write(lines_of(built, arguments))  # again when the engine has run alone: the newest line counts
-                write(finish(built, arguments))
-            except Exception as error:  # the next model may still run
-                failed = True
-                write([{"model": path.stem, "failed": f"{type(error).__name__}: {error}"}])
-    return int(failed)
+    return ProcessPoolExecutor(1, context, *((pausing.install,) if pausing else ()))
+
+
+@dataclass
+class Sitting:
+    """A run: `ahead` are references that other processes compute, `checks` the fresh processes."""
+
+    arguments: argparse.Namespace
+    ahead: Iterator[tuple[Path, Future[Prepared]]]
+    checks: Executor
+    pausing: Pausing | None
+    failed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def work(self) -> None:
+        """Takes models in turn, one slot's share."""
+        slot = Slot(self.pausing)
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: slot.process.shutdown())
+            while model := self._next():
+                self._run(slot, *model)
+
+    def _next(self) -> tuple[Path, Future[Prepared]] | None:
+        with self.lock:
+            return next(self.ahead, None)
+
+    def _run(self, slot: Slot, path: Path, prepared: Future[Prepared]) -> None:
+        """One model; a failure is a line, the next model may still run."""
+        try:
+            built = slot.call(self.arguments.timeout, build, path, prepared.result(), self.arguments)
+            self._write(lines_of(built, self.arguments))  # again when the engine has run alone: the newest line counts
+            self.checks.submit(self._check, built)
+        except Exception as error:
+            self._fail(path, error)
+
+    def _check(self, built: Built) -> None:
+        try:
+            self._write(finish(built, self.arguments, self.pausing))
+        except Exception as error:
+            self._fail(built.path, error)
+
+    def _fail(self, path: Path, error: Exception) -> None:
+        self.failed = True
+        self._write([{"model": path.stem, "failed": f"{type(error).__name__}: {error}"}])
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        with self.lock:
+            for line in lines:
+                print(json.dumps(line), flush=True)
+                with self.arguments.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+def _run_all(arguments: argparse.Namespace) -> int:
+    arguments.in_process |= arguments.slots > 1  # else a timing could not stop the command
+    with contextlib.ExitStack() as stack:
+        helpers = stack.enter_context(
+            ProcessPoolExecutor(_HELPERS, multiprocessing.get_context("spawn"), initializer=_step_back)
+        )
+        pausing = None
+        if arguments.slots > 1:
+            pausing = Pausing(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        ahead = [
+            (path, helpers.submit(prepare, path, arguments.seed, arguments.initial_plan)) for path in arguments.models
+        ]
+        checks = stack.enter_context(ThreadPoolExecutor(1))
+        sitting = Sitting(arguments, iter(ahead), checks, pausing)
+        with ThreadPoolExecutor(arguments.slots) as slots:
+            for done in [slots.submit(sitting.work) for _ in range(arguments.slots)]:
+                done.result()
+    return int(sitting.failed)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import onnx
+from stof_onnx import pipeline
 from stof_onnx.fusion.fixed_shapes import fold_fixed_shapes
 from stof_onnx.fusion.plan import BlockPlan, FusionPlan, PlannedRegion
 from stof_onnx.fusion.search.cost import BlockSpace
@@ -14,6 +16,17 @@ from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.fusion.segment import block_hash
 from stof_onnx.fusion.sequence import Block, find_blocks
 from stof_onnx.fusion.tensors import Tensors
+from stof_onnx.options import EngineWishes, OptimizeOptions
+from stof_onnx.progress import Progress
+
+
+def write_initial_plan(source: Path, target: Path) -> None:
+    """That of the model `source`, whose attentions are replaced for it in a temporary file."""
+    with tempfile.TemporaryDirectory(dir=source.parent) as work:
+        portable = Path(work) / "model.stof.onnx"
+        wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False))
+        pipeline.optimize(source, portable, wishes, Progress())
+        initial_plan(portable).write(target)
 
 
 def initial_plan(portable: Path, precision: str = "fp16") -> FusionPlan:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +41,7 @@ def commands(monkeypatch):
     """What was run. The command's engine is a file of the name of the model; the example runs that on ONNX Runtime."""
     seen: list[list[str]] = []
 
-    def process(command: list[object], cwd: Path, timeout: float | None = None) -> None:
+    def process(command: list[object], cwd: Path, pausing: object = None) -> None:
         words = list(map(str, command))
         seen.append(words)
         if "optimize" in words:
@@ -64,6 +67,7 @@ def commands(monkeypatch):
                 np.save(cwd / f"{name}.npy", value)
 
     monkeypatch.setattr(real_models, "_process", process)
+    monkeypatch.setattr(real_models, "_process_of", lambda _: ThreadPoolExecutor(1))  # sees what is patched here
     monkeypatch.setattr(cuda, "name", lambda: "a GPU")
     monkeypatch.setattr(cuda, "identity", lambda: "a-gpu")
     monkeypatch.setattr(availability, "tensorrt", lambda: SimpleNamespace(__version__="8.6.0"))
@@ -77,7 +81,13 @@ def test_a_model_goes_from_export_to_a_line(name, tuned, commands, tmp_path, mon
     real_models.export(f"{name}:2x16x1", tmp_path)
     (path,) = (p for p in tmp_path.glob("*.onnx") if ".one." not in p.name)
     arguments = argparse.Namespace(
-        commit="abc", timing_cache=None, tune_budget=tuned, in_process=False, timeout=None, half_io=False
+        commit="abc",
+        timing_cache=None,
+        tune_budget=tuned,
+        in_process=False,
+        timeout=None,
+        half_io=False,
+        initial_plan=False,
     )
     built = real_models.build(path, real_models.prepare(path, seed=1), arguments)
     line, *more = real_models.finish(built, arguments)
@@ -110,6 +120,19 @@ def test_models_are_run_in_turn_and_failures_are_lines(commands, tmp_path, monke
     assert (done["model"], done["half_io"], done["kept"]) == ("gpt2-causal", True, "stof")
     assert "--half-io" in commands[0]
     assert [line["model"] for line in lines if "failed" in line] == ["missing"]
+
+
+def test_a_slot_goes_on_after_a_build_without_end_and_a_crash():
+    slot = real_models.Slot()
+    first = slot.call(None, os.getpid)
+    with pytest.raises(RuntimeError, match=r"not done after 0\.2 s"):
+        slot.call(0.2, time.sleep, 60)
+    second = slot.call(None, os.getpid)
+    with pytest.raises(RuntimeError, match="died"):
+        slot.call(None, os._exit, 3)
+    third = slot.call(None, os.getpid)
+    slot.process.shutdown()
+    assert len({first, second, third, os.getpid()}) == 4
 
 
 def test_an_engine_with_rotations_needs_no_plan():
