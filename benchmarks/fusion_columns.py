@@ -4,10 +4,11 @@
 
 A subject is an encoder (MASK:BxS, as in benchmarks.end_to_end; fp16 ends, as torch.compile's has) or a model that
 `benchmarks.real_models export` wrote. Its plan is the search's initial scheme, every usual subgraph as a region, so
-that no time of the GPU goes into it. All engines of a wave are built side by side, then timed with the GPU to
-themselves and compared with ONNX Runtime in float32 on the first batch entry. Two lines a subject go to `--out`,
-without fusion and with, as benchmarks.end_to_end describes them, `layers_us` always among it; beside that `burst_ms`,
-the first 20 ms after a pause, when the power limit has not lowered the clocks yet, and `stream_ms`, without CUDA graph.
+that no time of the GPU goes into it. Engines are built side by side in the order of the subjects. When a subject has
+its three, the builds are stopped (benchmarks.pausing), and the three are timed with the GPU to themselves and compared
+with ONNX Runtime in float32 on the first batch entry. Two lines a subject go to `--out`, without fusion and with, as
+benchmarks.end_to_end describes them, `layers_us` always among it; beside that `burst_ms`, the first 20 ms after a
+pause, when the power limit has not lowered the clocks yet, and `stream_ms`, without CUDA graph.
 
 `--tune` has the product's own search look for the first subject's plan, twice: from nothing, and from its
 plan cache. Each prints a JSON line: seconds, seconds of measuring and of building, measurements, engines, regions.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -50,13 +52,14 @@ from stof_onnx.verify.session import Runner
 from benchmarks.encoder import EncoderSpec, build_encoder, make_mask
 from benchmarks.end_to_end import Case, engine_line, fused_line, reference
 from benchmarks.fusion_bench.initial_plan import initial_plan
+from benchmarks.pausing import Pausing
 from benchmarks.real_models import twin
 
 PARTS = ("fused", "stof", "plain")  # in the order of building: the fastest first
 _LAYERS, _HELPERS = 2, 5
 _SHOWN = ("model", "mask", "B", "S", "fusion", "plain_ms", "attention_ms", "stof_ms", "gain", "kept")
 _PAUSE_S, _BURST_S = 0.5, 0.02
-_LAST_S = 12.0  # of the budget, for timing a wave
+_LAST_S = 12.0  # of the budget, for the last timing
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ def options_of(subject: Subject) -> BuildOptions:
 
 @dataclass
 class Sitting:
-    """The engines of all subjects, in waves. `deadline`: of time.monotonic()."""
+    """The engines of all subjects. `deadline`: of time.monotonic()."""
 
     builders: Executor
     helpers: Executor
@@ -176,7 +179,7 @@ class Sitting:
             self.prepared[subject] = self.helpers.submit(prepare, subject)
 
     def order(self, subjects: Sequence[Subject], plain: Sequence[Subject]) -> None:
-        """Has the engines of a wave built, of those in `plain` the plain one too."""
+        """Has the engines of `subjects` built, of those in `plain` the plain one too."""
         ready = [subject for subject in subjects if self._worked(subject, self.prepared[subject])]
         for subject in ready:
             self.expected[subject] = self.helpers.submit(refer, subject, self.prepared[subject].result())
@@ -184,14 +187,14 @@ class Sitting:
             self.engines[subject, part] = self.builders.submit(build_part, subject, part)
 
     def lines(self, subjects: Sequence[Subject]) -> Iterator[dict[str, Any]]:
-        """The lines of a wave, when its engines are built or the time is up."""
+        """Their lines, when their engines are built or the time is up."""
         mine = [future for (subject, _), future in self.engines.items() if subject in subjects]
         wait(mine, max(0.0, self.deadline - _LAST_S - time.monotonic()))
         running = [future for future in mine if not future.cancel() and not future.done()]
         if running:
             wait([self.expected[subject] for subject in subjects if subject in self.expected])
-            for process in multiprocessing.active_children():  # a build holds the GPU's lock: no timing would begin
-                process.terminate()
+            for process in multiprocessing.active_children():  # nothing more will be asked of them
+                process.kill()
         for subject in subjects:
             ordered = {p: self.engines[subject, p] for p in PARTS if (subject, p) in self.engines}
             built = {p: f for p, f in ordered.items() if f.done() and not f.cancelled()}
@@ -282,55 +285,55 @@ def _hidden() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def _builder(pausing: Pausing) -> None:
+    pausing.install()
+    _logged()
+
+
+def _searches(subject: Subject, prepared: str, arguments: argparse.Namespace) -> None:
+    for run in ("from nothing", "from the cache"):
+        print(json.dumps({"search": run} | tune(subject, arguments.tune, arguments.tune_wall)), flush=True)
+
+
 def _logged() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
 
 
 def main() -> None:
-    """Runs the waves; every line is written at once."""
+    """Runs the subjects; every line is written at once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("subjects", nargs="+", metavar="MASK:BxS|MODEL.onnx")
-    parser.add_argument("--waves", type=int, nargs="+", default=[], help="sizes of the first waves; the rest is one")
     parser.add_argument("--jobs", type=int, default=3, help="engines built side by side")
     parser.add_argument("--plain", nargs="*", metavar="NAME", help="plain engines of these subjects only")
     parser.add_argument("--budget", type=float, default=1e9, metavar="SECONDS", help="no engine is waited for longer")
     parser.add_argument("--tune", type=float, metavar="SECONDS", help="search the first subject's plan as well")
-    parser.add_argument("--tune-after", type=int, default=0, metavar="N", help="after so many waves behind the first")
     parser.add_argument("--tune-wall", type=float, default=1e6, metavar="SECONDS", help="interrupt that search then")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
     arguments = parser.parse_args()
     _logged()
     begun, context = time.monotonic(), multiprocessing.get_context("spawn")  # a forked process can not use CUDA
-    with (
-        tempfile.TemporaryDirectory() as work,
-        ProcessPoolExecutor(arguments.jobs, context, _logged) as builders,
-        ProcessPoolExecutor(_HELPERS, context, _hidden) as helpers,
-    ):
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
+        pausing = Pausing(Path(work) / "processes")
+        pausing.install()
+        builders = stack.enter_context(ProcessPoolExecutor(arguments.jobs, context, _builder, (pausing,)))
+        helpers = stack.enter_context(ProcessPoolExecutor(_HELPERS, context, _hidden))
         subjects = [Subject(text, work, arguments.seed) for text in arguments.subjects]
         sitting = Sitting(builders, helpers, begun + arguments.budget)
         sitting.ahead(subjects)
-        for number, wave in enumerate(_waves(subjects, arguments.waves)):
-            if time.monotonic() > sitting.deadline - _LAST_S:
-                print(f"out of time before {wave[0].name}", flush=True)
-                break
-            sitting.order(wave, [s for s in wave if arguments.plain is None or s.name in arguments.plain])
-            for line in sitting.lines(wave):
+        if arguments.tune:
+            searches = builders.submit(_searches, subjects[0], sitting.prepared[subjects[0]].result(), arguments)
+        for subject in subjects:
+            wanted = arguments.plain is None or subject.name in arguments.plain
+            sitting.order([subject], [subject] if wanted else [])
+        for subject in subjects:
+            for line in sitting.lines([subject]):
                 shown = ", ".join(f"{name} {line.get(name)}" for name in _SHOWN)
                 print(f"[{time.monotonic() - begun:6.1f} s] {shown}", flush=True)
                 _append(arguments.out, line)
-            for run in ("from nothing", "from the cache") if arguments.tune and number == arguments.tune_after else ():
-                line = builders.submit(tune, subjects[0], arguments.tune, arguments.tune_wall).result()
-                print(json.dumps({"search": run} | line), flush=True)
+        if arguments.tune:
+            searches.result()
         print(f"[{time.monotonic() - begun:6.1f} s] done", flush=True)
-
-
-def _waves(subjects: Sequence[Subject], sizes: Sequence[int]) -> Iterator[list[Subject]]:
-    left = list(subjects)
-    for size in [*sizes, len(left)]:
-        if left:
-            yield left[:size]
-            left = left[size:]
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

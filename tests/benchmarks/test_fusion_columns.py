@@ -65,9 +65,7 @@ def test_a_build_that_does_not_end_is_ended(arguments, monkeypatch, tmp_path):  
     endless: Future = Future()
     endless.set_running_or_notify_cancel()
     found.engines[subject, "plain"] = endless
-    monkeypatch.setattr(
-        "multiprocessing.active_children", lambda: [SimpleNamespace(terminate=lambda: ended.append("it"))]
-    )
+    monkeypatch.setattr("multiprocessing.active_children", lambda: [SimpleNamespace(kill=lambda: ended.append("it"))])
     lines = list(found.lines([subject]))
     assert ended == ["it"]
     assert [(line["fusion"], line["plain_ms"], line["stof_ms"]) for line in lines] == [
