@@ -12,7 +12,6 @@ and numpy, nothing of stof_onnx.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from stof_models.info import ExportInfo, SiteInfo
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks.compile_peer import locked, milliseconds
+from benchmarks.compile_peer import joined, milliseconds
 
 DEVICE, DTYPE = "cuda", torch.half
 _ROPE_BASE, _PATCH = 10000.0, 2
@@ -159,6 +158,9 @@ def attending(style: Style, site: SiteInfo) -> Attending:
     kind = site.mask.kind if site.mask is not None else "none"
     if kind == "causal":
         block_mask = create_block_mask(lambda b, h, q, k: k <= q, None, None, seq, seq, device=DEVICE)
+    elif site.mask is not None and kind == "window" and not site.mask.causal:
+        width = site.mask.width
+        block_mask = create_block_mask(lambda b, h, q, k: (q - k).abs() <= width, None, None, seq, seq, device=DEVICE)
     elif site.mask is not None and kind != "none":
         allowed = torch.from_numpy(site.mask.rows(0, seq)).to(DEVICE)
         block_mask = create_block_mask(lambda b, h, q, k: allowed[q, k], None, None, seq, seq, device=DEVICE)
@@ -205,16 +207,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.json")
     parser.add_argument("--mode", default="max-autotune-no-cudagraphs", help="of torch.compile")
-    parser.add_argument("--lock", type=Path, help="held shared while compiling, alone while timing")
+    parser.add_argument("--pause", type=Path, metavar="FOLDER", help="of the processes that timings stop")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    torch._dynamo.config.recompile_limit = 1000
+    torch._dynamo.config.recompile_limit, alone = 1000, joined(arguments.pause)
     with torch.no_grad():
         for path in arguments.models:
             try:
-                with locked(arguments.lock, fcntl.LOCK_SH):
-                    line, run = prepare(path, arguments.mode)
-                with locked(arguments.lock, fcntl.LOCK_EX):
+                line, run = prepare(path, arguments.mode)
+                with alone():
                     line |= {"compile_ms": round(milliseconds(run), 4), "torch": torch.__version__}
             except Exception as error:  # the next model may still run
                 line = {"model": path.stem, "failed": f"{type(error).__name__}: {error}"[:300]}

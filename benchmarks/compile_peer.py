@@ -1,22 +1,21 @@
 """The encoder of benchmarks.encoder in torch.compile with FlexAttention: same weights, mask and machine.
 
-    python -m benchmarks.compile_peer --case window:16x2048 ... [--mode default ...] [--lock FILE] [--out FILE]
+    python -m benchmarks.compile_peer --case window:16x2048 ... [--mode default ...] [--pause FOLDER] [--out FILE]
 
 fp16, Q, K and V from one packed projection, block mask built ahead, timed by CUDA-graph replay. Everything is compiled
-first; `--lock` names the lock file of stof_onnx.trt.turns: compiling overlaps with builds, timing with nothing. BigBird
-is tried with FlexAttention's blocks of 128 and of 64. One JSON line a case, mode and tile: mask, B, S, layers, mode,
-tile, compile_ms, err_compile (relative, against float32 on the first batch entry), torch. Needs torch, numpy and onnx,
+first; `--pause` names the folder of a run's processes (benchmarks.pausing), which timings stop. BigBird is tried with
+FlexAttention's blocks of 128 and of 64. One JSON line a case, mode and tile: mask, B, S, layers, mode, tile,
+compile_ms, err_compile (relative, against float32 on the first batch entry), torch. Needs torch, numpy and onnx,
 nothing of stof_onnx.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from onnx import numpy_helper
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.encoder import EncoderSpec, build_encoder, make_mask, window_width
+from benchmarks.pausing import Pausing
 
 _REPLAYS, _CALLS = 25, 5
 
@@ -141,45 +141,39 @@ def main() -> None:
     parser.add_argument("--mode", action="append", help="of torch.compile; default: default")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--lock", type=Path, help="held shared while compiling, alone while timing")
+    parser.add_argument("--pause", type=Path, metavar="FOLDER", help="of the processes that timings stop")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch._dynamo.config.recompile_limit = 1000
     torch.set_float32_matmul_precision("highest")
-    prepared = []
+    prepared, alone = [], joined(arguments.pause)
     with torch.no_grad():
-        with locked(arguments.lock, fcntl.LOCK_SH):
-            for mode, case in itertools.product(arguments.mode or ["default"], arguments.case):
-                kind, sizes = case.split(":")
-                batch, seq, layers = (*map(int, sizes.split("x")), arguments.layers)[:3]
-                for tile in (128, 64) if kind == "bigbird" and seq > 128 else (128,):
-                    line = {"mask": kind, "B": batch, "S": seq, "layers": layers, "mode": mode, "tile": tile}
-                    try:
-                        run, line["err_compile"] = prepare(kind, batch, seq, mode, tile, layers, arguments.seed)
-                        prepared.append((line, run))
-                    except Exception as error:  # the next case may still run
-                        print(json.dumps(line | {"failed": str(error)[:300]}), flush=True)
+        for mode, case in itertools.product(arguments.mode or ["default"], arguments.case):
+            kind, sizes = case.split(":")
+            batch, seq, layers = (*map(int, sizes.split("x")), arguments.layers)[:3]
+            for tile in (128, 64) if kind == "bigbird" and seq > 128 else (128,):
+                line = {"mask": kind, "B": batch, "S": seq, "layers": layers, "mode": mode, "tile": tile}
+                try:
+                    run, line["err_compile"] = prepare(kind, batch, seq, mode, tile, layers, arguments.seed)
+                    prepared.append((line, run))
+                except Exception as error:  # the next case may still run
+                    print(json.dumps(line | {"failed": str(error)[:300]}), flush=True)
         print(f"{len(prepared)} compiled", flush=True)
-        with locked(arguments.lock, fcntl.LOCK_EX):
-            for line, run in prepared:
+        for line, run in prepared:
+            with alone():
                 line |= {"compile_ms": round(milliseconds(run), 4), "torch": torch.__version__}
-                print(json.dumps(line), flush=True)
-                with arguments.out.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+            with arguments.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
-@contextmanager
-def locked(path: Path | None, how: int) -> Iterator[None]:
-    """Holds the lock file, if there is one, in the order of its queue (stof_onnx.trt.turns)."""
-    if path is None:
-        yield
-        return
-    with path.open("a") as turn, Path(f"{path}.queue").open("a") as queue:
-        fcntl.flock(queue, how)
-        fcntl.flock(turn, how)
-        if how == fcntl.LOCK_SH:
-            fcntl.flock(queue, fcntl.LOCK_UN)
-        yield
+def joined(folder: Path | None) -> Callable[[], AbstractContextManager[None]]:
+    """Joins the run of that folder, if there is one; what to time within."""
+    if folder is None:
+        return nullcontext
+    pausing = Pausing(folder)
+    pausing.join()
+    return pausing.alone
 
 
 if __name__ == "__main__":

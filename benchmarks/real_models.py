@@ -350,6 +350,7 @@ def main() -> int:
     command.add_argument("--tune-budget", metavar="TIME", help="of the command: fused regions as well, a second line")
     command.add_argument("--initial-plan", action="store_true", help="of the command: regions of the initial scheme")
     command.add_argument("--slots", type=int, default=1, help="models that are built side by side")
+    command.add_argument("--pause", type=Path, metavar="FOLDER", help="shared with another run's processes")
     command.add_argument(
         "--in-process",
         action="store_true",
@@ -460,7 +461,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
         )
         pausing = None
         if arguments.slots > 1:
-            pausing = Pausing(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            pausing = Pausing(arguments.pause or Path(stack.enter_context(tempfile.TemporaryDirectory())))
         ahead = [
             (path, helpers.submit(prepare, path, arguments.seed, arguments.initial_plan)) for path in arguments.models
         ]

@@ -63,3 +63,11 @@ def test_rope_turns_by_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 16).expand(2, 1, 1, SEQ, 16)
     scores = compile_models.rotated(q, *cos_sin) @ compile_models.rotated(k, *cos_sin).transpose(-1, -2)
     torch.testing.assert_close(scores[..., 1:, 1:], scores[..., :-1, :-1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("mask", [MaskSpec("window", SEQ, SEQ, width=8), MaskSpec("causal", SEQ, SEQ)])
+def test_masks_with_a_rule_are_the_models(mask):
+    site = SiteInfo("site", 4, 4, 16, SEQ, SEQ, mask, False, "none", 0.0)
+    rule = compile_models.attending(compile_models.STYLES["bert"], site).mask.mask_mod
+    places = torch.arange(SEQ)
+    assert (rule(0, 0, places[:, None], places[None, :]).numpy() == mask.rows(0, SEQ)).all()
