@@ -410,3 +410,20 @@ def test_a_residual_ahead_of_the_activation_is_refused() -> None:
     b = _builder(16)
     y = b.op("Add", b.op("MatMul", b.input("x", 4, 8), b.weight(8, 8)), b.input("r", 4, 8))
     assert "ahead of the activation" in _refused(b, b.op("Relu", y))
+
+
+def test_one_weight_as_it_is_and_turned_is_no_gated_mlp() -> None:
+    b = GraphBuilder(np.random.default_rng(0))
+    x, w = b.input("x", 6, 16), b.weight(16, 16)
+    gate, up = b.op("Gemm", x, w), b.op("Gemm", x, w, transB=1)
+    found = recognise(whole(b.model(b.op("Mul", b.op("Mul", gate, b.op("Sigmoid", gate)), up))))
+    assert isinstance(found, NoMatch) and "turns it" in found.reason
+
+
+def test_what_cancels_out_is_no_number() -> None:
+    for kind, source in (("Pow", 2.0), ("Div", 0.0)):
+        b = GraphBuilder(np.random.default_rng(0))
+        x = b.input("x", 2, 5, 16)
+        other = b.op("Add", b.op("Sub", x, x), b.const(source)) if source else b.op("Mul", x, b.const(0.0))
+        found = recognise(whole(b.model(b.op("Mul", b.op(kind, x, other), b.const(3.0)))))
+        assert isinstance(found, NoMatch), kind

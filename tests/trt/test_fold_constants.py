@@ -59,6 +59,17 @@ def test_waves_of_constant_positions_become_tables(rng, expand):
     assert fold_position_tables(model) == 0
 
 
+def test_what_onnx_runtime_can_not_evaluate_stays():
+    angles = helper.make_tensor("angles", TensorProto.BFLOAT16, [2], [0.5, 1.0])
+    nodes = [helper.make_node("Cos", ["angles"], ["cos"]), helper.make_node("Mul", ["x", "cos"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [3, 2]) for name in "xy"]
+    graph = helper.make_graph(nodes, "rotary", ends[:1], ends[1:], [angles])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    before = model.SerializeToString()
+    assert fold_position_tables(model) == 0
+    assert model.SerializeToString() == before
+
+
 def test_positions_of_the_run_stay(rng):
     model = rotary(expand=False, positions_are_input=True)
     before = model.SerializeToString()

@@ -136,6 +136,13 @@ def by_the_batch(n: Nodes, x: str, part: str) -> str:
     return turned(n, x, n.op("Cos", angles)[0], n.op("Sin", angles)[0])
 
 
+def by_another_input(n: Nodes, x: str, part: str) -> str:
+    """Angles that grow with the length of another input, whatever the batch is."""
+    length = n.op("Cast", n.op("Gather", n.op("Shape", "past")[0], n.constant(np.array(0)), axis=0)[0], to=1)[0]
+    angles = n.op("Mul", n.floats(np.concatenate([ANGLES, ANGLES], -1)), length)[0]
+    return turned(n, x, n.op("Cos", angles)[0], n.op("Sin", angles)[0])
+
+
 Style = Callable[[Nodes, str, str], str]
 
 
@@ -247,6 +254,16 @@ def test_what_is_not_quite_a_rotation_is_left_alone(bench, rng, style, batch):
     assert lowered.packed == lowered.fused == 0
     assert sum(1 for n in lowered.model.graph.node if n.op_type == "StofAttention") == LAYERS
     assert_same(model, lowered, feeds_of(rng))
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_angles_by_the_length_of_another_input_are_left_alone(bench, rng, batch):
+    model = rotated_encoder(by_another_input, batch, int(rng.integers(1 << 30)))
+    model.graph.input.append(helper.make_tensor_value_info("past", 1, ["length"]))
+    sizes = {"x": (2, SEQ, WIDTH), "past": (7,)}
+    lowered = bench.lower(bench.optimize(model), LowerOptions("fp16", HOPPER.device, sizes, sizes))
+    assert lowered.packed == lowered.fused == 0
+    assert_same(model, lowered, feeds_of(rng) | {"past": np.zeros(7, np.float32)})
 
 
 def test_keys_that_are_an_output_as_well_are_left_alone(bench, rng):

@@ -12,7 +12,7 @@ from stof_onnx.trt.whole_runs import mark_runs
 COLS = 8
 
 
-def model(layer_norm: bool, opset: int = 17) -> onnx.ModelProto:
+def model(layer_norm: bool, opset: int = 17, dtype: type = np.float32) -> onnx.ModelProto:
     """RMSNorm, a plugin (here an Identity that is called one), RMSNorm twice, or LayerNormalization in place of one."""
     nodes: list[onnx.NodeProto] = []
 
@@ -36,8 +36,9 @@ def model(layer_norm: bool, opset: int = 17) -> onnx.ModelProto:
     second = rms("c" if layer_norm else "b", "d")
     rms(second, "y")
     arrays = {"two": 2.0, "epsilon": 1e-6, "one": 1.0, "scale": np.ones(COLS)}
-    stored = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in arrays.items()]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", COLS]) for name in "xy"]
+    stored = [numpy_helper.from_array(np.asarray(value, dtype), name) for name, value in arrays.items()]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    ends = [helper.make_tensor_value_info(name, kind, ["rows", COLS]) for name in "xy"]
     graph = helper.make_graph(nodes, "runs", ends[:1], ends[1:], stored)
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("stof", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
@@ -67,6 +68,27 @@ def test_one_a_run_and_none_beside_a_norm(rng, layer_norm):
     onnx.checker.check_model(proto)
     np.testing.assert_array_equal(run(proto, x), expected)
     assert mark_runs(proto) == 0
+
+
+def test_scale_and_shift_have_the_type_of_the_rows():
+    proto = model(False, dtype=np.float16)
+    expected = run(proto, np.ones((2, COLS), np.float16))
+    assert mark_runs(proto) == 2
+    for node in proto.graph.node:
+        if node.op_type == "StofAttention":
+            node.op_type, node.domain = "Identity", ""
+            del node.attribute[:]
+    onnx.checker.check_model(proto, full_check=True)
+    np.testing.assert_array_equal(run(proto, np.ones((2, COLS), np.float16)), expected)
+
+
+def test_a_mean_that_is_an_output_is_left_alone():
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", cols]) for name, cols in (("x", 8), ("y", 1))
+    ]
+    node = helper.make_node("ReduceMean", ["x"], ["y"], axes=[-1], keepdims=1)
+    graph = helper.make_graph([node], "mean", ends[:1], ends[1:])
+    assert mark_runs(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)) == 0
 
 
 def test_older_opsets_have_no_such_operator():

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of, subgraphs
-from stof_onnx.graph.proto_shapes import SymbolicShapes
+from stof_onnx.graph.proto_shapes import Dim, SymbolicShapes
 
 _FOLLOWED = {  # operators of a rotation: which of their inputs may hold what is rotated
     **dict.fromkeys(("Add", "Sub", "Mul", "Concat"), None),
@@ -239,7 +239,7 @@ class _Part:
             if node.op_type == "Shape" and node.input[0] not in followed.holds:
                 seen = shapes.dims.get(node.input[0], (None, None))
                 numbers = [d if isinstance(d, int) else None for d in seen]
-                if None in numbers[1:]:
+                if None in numbers[1:] or (numbers[:1] == [None] and not _may_be_batch(seen[0], dims[0])):
                     return None
                 bounds: dict[str, Any] = attributes_of(node)
                 outside[name] = tuple(numbers)[bounds.get("start") : bounds.get("end")]
@@ -299,3 +299,9 @@ class _Part:
             return np.asarray(session.run([self.output], {self.source: rows})[0])
         except Exception:  # ONNX Runtime raises one pybind class for each status
             return None
+
+
+def _may_be_batch(axis: Dim, batch: Dim) -> bool:
+    """Whether an axis that is known at run time only may be the batch, whose two sizes tell what depends on it."""
+    names = {None if isinstance(d, str) and d.startswith("unk__") else d for d in (axis, batch)}  # named by inference
+    return not isinstance(batch, int) and (None in names or len(names) == 1)

@@ -20,6 +20,7 @@ from stof_onnx.trt.region_nodes import is_region_plugin
 _NORM = "LayerNormalization"
 _OF_ONE = frozenset({"Add", "Div", "Mul", "Pow", "Reciprocal", "Sqrt"})
 _LEAST_OPSET = 17  # of LayerNormalization
+_VECTORS = {"one": 1, "zero": 0}  # its scale and shift
 
 
 def mark_runs(model: onnx.ModelProto) -> int:
@@ -31,24 +32,26 @@ def mark_runs(model: onnx.ModelProto) -> int:
     nodes = list(model.graph.node)
     runs = _runs(nodes)
     done = {run for node, run in zip(nodes, runs, strict=True) if node.op_type == _NORM}
-    factors = set()
+    factors: dict[str, np.dtype] = {}
     for node, run in zip(nodes, runs, strict=True):
-        if run not in done and _is_mean_of_rows(graph, node) and (factor := _factor(graph, nodes, node.output[0])):
-            factors.add(factor)
+        if run not in done and _is_mean_of_rows(graph, node) and (found := _factor(graph, nodes, node.output[0])):
+            factors[found[0]] = found[1]
             done.add(run)
     if not factors:
         return 0
-    scale = graph.add_constant("stof/one", np.ones(1, np.float32))
-    shift = graph.add_constant("stof/zero", np.zeros(1, np.float32))
+    vectors = {
+        dtype: [graph.add_constant(f"stof/{name}", np.full(1, value, dtype)) for name, value in _VECTORS.items()]
+        for dtype in set(factors.values())
+    }
     written: list[onnx.NodeProto] = []
     renamed: dict[str, str] = {}
     for node in nodes:
         for i, name in enumerate(node.input):
             node.input[i] = renamed.get(name, name)
         written.append(node)
-        for name in factors.intersection(node.output):
+        for name in factors.keys() & set(node.output):
             zero, renamed[name] = graph.fresh(f"{name}/zero"), graph.fresh(f"{name}/same")
-            written.append(helper.make_node(_NORM, [name, scale, shift], [zero], name=zero, axis=-1))
+            written.append(helper.make_node(_NORM, [name, *vectors[factors[name]]], [zero], name=zero, axis=-1))
             written.append(helper.make_node("Add", [name, zero], [renamed[name]], name=renamed[name]))
     graph.replace_nodes(written)
     return len(factors)
@@ -74,14 +77,18 @@ def _is_mean_of_rows(graph: ProtoGraph, node: onnx.NodeProto) -> bool:
     return axes is not None and axes.tolist() == [-1] and attributes.get("keepdims", 1) == 1
 
 
-def _factor(graph: ProtoGraph, nodes: list[onnx.NodeProto], mean: str) -> str:
-    """The last of the numbers a row that are computed from the mean alone: 1 / sqrt(mean + epsilon). Empty where there
-    is none: the mean itself may be too large for float16."""
-    name = mean
+def _factor(graph: ProtoGraph, nodes: list[onnx.NodeProto], mean: str) -> tuple[str, np.dtype] | None:
+    """The last of the numbers a row that are computed from the mean alone, 1 / sqrt(mean + epsilon), and its type, that
+    of epsilon. None where there is none: the mean itself may be too large for float16."""
+    name, dtype = mean, None
     while graph.readers(name) == 1:
-        reader = next(node for node in nodes if name in node.input)
-        others = [graph.constant(other) for other in reader.input if other != name]
-        if reader.op_type not in _OF_ONE or any(other is None or other.size > 1 for other in others):
+        reader = next((node for node in nodes if name in node.input), None)  # else a graph output, or in a subgraph
+        others = [graph.constant(other) for other in reader.input if other != name] if reader else [None]
+        if reader is None or reader.op_type not in _OF_ONE or any(o is None or o.size > 1 for o in others):
             break
         name = reader.output[0]
-    return "" if name == mean or any(output.name == name for output in graph.graph.output) else name
+        if reader.op_type != "Pow":  # whose exponent may be of another type
+            dtype = next((o.dtype for o in others if o is not None), dtype)
+    if name == mean or dtype is None or any(output.name == name for output in graph.graph.output):
+        return None
+    return name, dtype

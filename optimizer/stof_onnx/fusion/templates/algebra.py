@@ -100,9 +100,10 @@ class Algebra:
         return self._make(("sum", float(value), ()), Form(NUMBER))
 
     def as_number(self, e: int) -> float | None:
-        """The value of an expression that is a constant."""
+        """The value of a number; None also for x - x and the like, which operators know at run time only."""
         form = self.forms[e]
-        return float(form[1]) if form[0] == "sum" and not form[2] else None  # type: ignore[arg-type]
+        known = form[0] == "sum" and not form[2] and self.shapes[e].kind == NUMBER
+        return float(form[1]) if known else None  # type: ignore[arg-type]
 
     def terms(self, e: int) -> tuple[float, tuple[Term, ...]]:
         """An expression as constant + sum of coefficient · term."""
@@ -161,6 +162,8 @@ class Algebra:
         if value is not None:
             return self.number(1.0 / value if value else math.inf)
         coefficient, factors = self.factors(e)
+        if not coefficient:
+            raise Unsupported("it divides by zero")
         parts = [f[1] if (f := self.forms[x])[0] == "inverse" else self.apply("inverse", x) for x in factors]
         return self.multiply(self.number(1.0 / coefficient), *parts)  # type: ignore[arg-type]
 

@@ -67,6 +67,8 @@ def gated_mlp(segment: Segment, a: Algebra) -> Instance | NoMatch:
             continue
         if bool(gate.bias) != bool(up.bias):
             return NoMatch("one of the two GEMMs has a bias and the other has none")
+        if gate.weight == up.weight and gate.transposed != up.transposed:
+            return NoMatch("its two GEMMs read one weight, and one of them turns it")
         biases = [gate.bias, up.bias] if gate.bias else []
         attributes: Attributes = {"activation": found[0], "has_bias": int(bool(biases))}
         turned = tuple(part.weight for part in (gate, up) if part.transposed)
