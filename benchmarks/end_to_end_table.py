@@ -67,7 +67,8 @@ def table(lines: Sequence[Line]) -> str:
         if some := [x for x in lines if (x["model"] == ENCODER) == is_encoder and not x["fusion"]]:
             parts += [title, "", *_rows(some), ""]
     if some := [x for x in lines if x["fusion"]]:
-        title = "With fused regions, three engines of one sitting (`benchmarks/fusion_columns.py`):"
+        title = "With fused regions, three engines of one sitting (encoder: `benchmarks/fusion_columns.py`; exports:"
+        title += " `benchmarks/real_models.py --initial-plan`):"
         parts += [title, "", *_columns(some), ""]
     parts += _layers(lines)
     sources = sorted({(x["gpu"], x["trt"], x["tactic_sources"]) for x in lines})
