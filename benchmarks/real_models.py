@@ -60,7 +60,6 @@ MODELS: dict[str, list[str]] = {
 }
 HIDDEN, HEADS, VOCABULARY = 768, 12, 1024
 _MOST_FOLDED = 1 << 29  # elements of a mask
-_HELPERS = 2
 _MOST_SCORES = 1 << 26  # of all heads and entries: beyond, the portable file is not compared in the same run
 
 
@@ -350,6 +349,7 @@ def main() -> int:
     command.add_argument("--tune-budget", metavar="TIME", help="of the command: fused regions as well, a second line")
     command.add_argument("--initial-plan", action="store_true", help="of the command: regions of the initial scheme")
     command.add_argument("--slots", type=int, default=1, help="models that are built side by side")
+    command.add_argument("--references", type=int, default=2, help="computed side by side; 1 where S needs the memory")
     command.add_argument("--pause", type=Path, metavar="FOLDER", help="shared with another run's processes")
     command.add_argument(
         "--in-process",
@@ -457,7 +457,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
     arguments.in_process |= arguments.slots > 1  # else a timing could not stop the command
     with contextlib.ExitStack() as stack:
         helpers = stack.enter_context(
-            ProcessPoolExecutor(_HELPERS, multiprocessing.get_context("spawn"), initializer=_step_back)
+            ProcessPoolExecutor(arguments.references, multiprocessing.get_context("spawn"), initializer=_step_back)
         )
         pausing = None
         if arguments.slots > 1:
