@@ -1,22 +1,25 @@
 """Measures the whole space of fused regions of a model on a GPU: every configuration and every piece, once.
 
-    python -m benchmarks.fusion_space MODEL.stof.onnx [--jobs 4] [--seconds 60] [--out FILE]
+    python -m benchmarks.fusion_space MODEL.stof.onnx [--jobs 4] [--seconds 60] [--pause FOLDER] [--out FILE]
 
 MODEL is an optimized model without regions. Its times are appended to the table of times (fusion_bench/table.py) that
 benchmarks/fusion_search.py replays searches on; what the table has already is not measured again, so a run that was
-stopped goes on where it was. Engines of pieces are built by several processes, then timed one after the other. They are
-built in the order of the best choice that leaves the piece to TensorRT, by estimates: what is missing when time is up
-matters least.
+stopped goes on where it was. Engines of pieces are built by several processes; this one times each as soon as it is
+there, and stops the builders meanwhile (benchmarks/pausing.py). They are built in the order of the best choice that
+leaves the piece to TensorRT, by estimates: what is missing when time is up matters least.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import multiprocessing
+import tempfile
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 from stof_onnx.errors import StofError
@@ -34,6 +37,7 @@ from stof_onnx.trt.region_timer import GpuTimer, engine_us, gpu_timer
 from benchmarks.fusion_bench.baselines import exhaustive, possible_pieces, price_of_pieces
 from benchmarks.fusion_bench.models import model_blocks
 from benchmarks.fusion_bench.table import Table, read_tables
+from benchmarks.pausing import Pausing
 
 Built = tuple[bytes, float, str]  # an engine, the seconds that it took, and why there is none
 _worker: tuple[list[Block], GpuTimer]
@@ -45,30 +49,40 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--jobs", type=int, default=4, help="processes that build engines")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no engine is built after that")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no engine is waited for longer")
+    parser.add_argument("--pause", type=Path, metavar="FOLDER", help="shared with another run's processes")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fusion_space.jsonl"))
     arguments = parser.parse_args()
     begun = time.monotonic()
     blocks = _kinds(arguments.model)
-    with ProcessPoolExecutor(
-        arguments.jobs, get_context("spawn"), _open, (arguments.model, arguments.precision)
-    ) as workers:
-        warm = [workers.submit(_ready) for _ in range(arguments.jobs)]  # they load the model meanwhile
-        timer = replace(gpu_timer(EngineWishes(precision=arguments.precision)), programs=None)
-        known = read_tables(arguments.out) if arguments.out.exists() else {}
-        table = known.get(timer.name, Table(timer.name))
-        table.timer, table.file = timer, arguments.out
-        _say(begun, f"{timer.name}: {len(table.times)} times known")
-        order = _order(blocks, table)
-        _say(begun, f"{len(order)} pieces to build")
-        for future in warm:
-            future.result()
-        _fused(blocks, table)
-        _say(begun, f"{len(table.times)} times with all regions")
-        built = {key: workers.submit(_build, number, span) for key, number, span in order}
-        for key, (data, taken, problem) in _engines(built, begun, arguments.seconds).items():
-            _piece(table, key, data, taken, problem)
-    _say(begun, f"{len(table.times)} times")
+    timer = replace(gpu_timer(EngineWishes(precision=arguments.precision)), programs=None)
+    known = read_tables(arguments.out) if arguments.out.exists() else {}
+    table = known.get(timer.name, Table(timer.name))
+    table.timer, table.file = timer, arguments.out
+    order = _order(blocks, table)
+    _say(begun, f"{timer.name}: {len(table.times)} times known, {len(order)} pieces to build")
+    with contextlib.ExitStack() as stack:
+        pausing = Pausing(arguments.pause or Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        pausing.install()
+        builders = ProcessPoolExecutor(
+            arguments.jobs,
+            multiprocessing.get_context("spawn"),  # a forked process can not use CUDA
+            _open,
+            (arguments.model, arguments.precision, pausing),
+        )
+        built = {builders.submit(_build, number, span): key for key, number, span in order}
+        try:
+            with pausing.alone():
+                _fused(blocks, table)
+            _say(begun, f"{len(table.times)} times with all regions")
+            for future in _ended(list(built), begun + arguments.seconds):
+                _piece(table, built[future], *future.result())
+                _say(begun, f"{len(table.times)} times, an engine took {future.result()[1]:.1f} s")
+        finally:
+            builders.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():  # nothing more will be asked of them
+                process.kill()
+    _say(begun, f"{len(_order(blocks, table))} pieces without a time")
 
 
 def _kinds(model: Path) -> list[Block]:
@@ -106,26 +120,18 @@ def _piece(table: Table, key: str, data: bytes, taken: float, problem: str) -> N
     table.keep((key, ""), Measurement(us, taken + time.monotonic() - start, taken, problem))
 
 
-def _engines(built: dict[str, Future[Built]], begun: float, seconds: float) -> dict[str, Built]:
-    """What is built when all is or time is up."""
-    while not all(future.done() for future in built.values()):
-        if time.monotonic() - begun > seconds:
-            for future in built.values():
-                future.cancel()
-            break
-        time.sleep(0.1)
-    made = {key: future.result() for key, future in built.items() if not future.cancelled()}  # waits for those that run
-    _say(begun, f"{len(made)} of {len(built)} engines built in {sum(m[1] for m in made.values()):.0f} s of processes")
-    return made
+def _ended(futures: list[Future[Built]], deadline: float) -> Iterator[Future[Built]]:
+    """Each when it is done, until all are or the time is up."""
+    waiting = set(futures)
+    while waiting and time.monotonic() < deadline:
+        done, waiting = wait(waiting, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
+        yield from done
 
 
-def _open(model: Path, precision: str) -> None:
+def _open(model: Path, precision: str, pausing: Pausing) -> None:
     global _worker
+    pausing.install()
     _worker = _kinds(model), gpu_timer(EngineWishes(precision=precision))
-
-
-def _ready() -> None:
-    time.sleep(0.5)  # so that each process takes one
 
 
 def _build(number: int, span: Span) -> Built:

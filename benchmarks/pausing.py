@@ -25,7 +25,7 @@ class Pausing:
     """The processes of one run, by files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._inside = folder, False
         folder.mkdir(parents=True, exist_ok=True)
 
     def join(self) -> None:
@@ -49,14 +49,19 @@ class Pausing:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """With all others stopped; one process at a time."""
+        """With all others stopped; one process at a time. Within another one of this process's it is part of that."""
+        if self._inside:
+            yield
+            return
         with self._locked():
             others = self._others()
             try:
+                self._inside = True
                 _send(others, signal.SIGSTOP)
                 time.sleep(_RUN_OUT_S)
                 yield
             finally:
+                self._inside = False
                 _send(others, signal.SIGCONT)
 
     def go_on(self) -> None:
