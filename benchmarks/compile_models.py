@@ -5,8 +5,8 @@
 The peers of benchmarks.real_models: BERT, GPT-2, LLaMA, T5's encoder and ViT as transformers defines them, from tokens
 (or pixels) to the last hidden state, fp16, packed QKV, T5's relative bias and RoPE's angles from tables that are
 computed beforehand; ViT, which masks nothing, takes torch's scaled_dot_product_attention. Timed by CUDA-graph replay.
-A JSON line a model: model, mask, B, S, layers, mode, compile_ms, torch. Needs torch
-and numpy, nothing of stof_onnx.
+BigBird is tried with FlexAttention's blocks of 128 and of 64. A JSON line a model and tile: model, mask, B, S, layers,
+mode, tile, compile_ms, torch. Needs torch and numpy, nothing of stof_onnx.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.compile_peer import joined, milliseconds
 
 DEVICE, DTYPE = "cuda", torch.half
 _ROPE_BASE, _PATCH = 10000.0, 2
+_TILE = 128  # FlexAttention's own block size
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -86,7 +87,8 @@ class Layer(nn.Module):
         else:
             gqa = self.kv_heads != self.heads
             scale = None if self.style.scaled else 1.0
-            o = flex_attention(q, k, v, score_mod=about.score, block_mask=about.mask, enable_gqa=gqa, scale=scale)
+            options = None if about.tile == _TILE else {"BLOCK_M": about.tile, "BLOCK_N": about.tile}
+            o = flex_attention(q, k, v, about.score, about.mask, scale=scale, enable_gqa=gqa, kernel_options=options)
         return self.out(o.transpose(1, 2).reshape(b, s, self.heads * self.dim))
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
@@ -111,6 +113,7 @@ class Attending:
     mask: object = None
     score: Callable[..., torch.Tensor] | None = None
     angles: tuple[torch.Tensor, torch.Tensor] | None = None
+    tile: int = _TILE
 
 
 class Model(nn.Module):
@@ -152,18 +155,21 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def attending(style: Style, site: SiteInfo) -> Attending:
-    """Mask, bias and angles of a model."""
+def attending(style: Style, site: SiteInfo, tile: int = _TILE) -> Attending:
+    """Mask (in blocks of `tile`), bias and angles of a model."""
     seq, score, angles, block_mask = int(site.seq_q), None, None, None
     kind = site.mask.kind if site.mask is not None else "none"
+    rule: Callable[..., torch.Tensor] | None = None
     if kind == "causal":
-        block_mask = create_block_mask(lambda b, h, q, k: k <= q, None, None, seq, seq, device=DEVICE)
+        rule = lambda b, h, q, k: k <= q  # noqa: E731  (traced as it stands)
     elif site.mask is not None and kind == "window" and not site.mask.causal:
         width = site.mask.width
-        block_mask = create_block_mask(lambda b, h, q, k: (q - k).abs() <= width, None, None, seq, seq, device=DEVICE)
+        rule = lambda b, h, q, k: (q - k).abs() <= width  # noqa: E731
     elif site.mask is not None and kind != "none":
         allowed = torch.from_numpy(site.mask.rows(0, seq)).to(DEVICE)
-        block_mask = create_block_mask(lambda b, h, q, k: allowed[q, k], None, None, seq, seq, device=DEVICE)
+        rule = lambda b, h, q, k: allowed[q, k]  # noqa: E731
+    if rule is not None:
+        block_mask = create_block_mask(rule, None, None, seq, seq, device=DEVICE, BLOCK_SIZE=tile)
     if style.relative:
         table = torch.randn(site.heads, 2 * seq - 1, device=DEVICE, dtype=DTYPE)
         score = lambda s, b, h, q, k: s + table[h, k - q + seq - 1]  # noqa: E731  (traced as it stands)
@@ -172,26 +178,26 @@ def attending(style: Style, site: SiteInfo) -> Attending:
         turns = torch.arange(seq, device=DEVICE, dtype=torch.float32)[:, None] * _ROPE_BASE**-steps
         both = torch.cat([turns, turns], -1)
         angles = both.cos().to(DTYPE), both.sin().to(DTYPE)
-    return Attending(block_mask, score, angles)
+    return Attending(block_mask, score, angles, tile)
 
 
-def built(info: ExportInfo) -> tuple[Model, torch.Tensor]:
+def built(info: ExportInfo, tile: int = _TILE) -> tuple[Model, torch.Tensor]:
     """The model and random inputs."""
     site, given = info.sites[0], info.inputs[0]
     style, hidden, vocab = STYLES[info.family], int(info.options["hidden"]), int(info.options["vocab"])
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        model = Model(style, info, hidden, vocab, attending(style, site)).to(DTYPE).eval()
+        model = Model(style, info, hidden, vocab, attending(style, site, tile)).to(DTYPE).eval()
     shape = [size for size in given.shape if isinstance(size, int)]
     if style.source == "pixels":
         return model, torch.randn(shape, device=DEVICE, dtype=DTYPE)
     return model, torch.randint(0, given.high, shape, device=DEVICE)
 
 
-def prepare(path: Path, mode: str) -> tuple[dict[str, object], Callable[[], object]]:
+def prepare(path: Path, mode: str, tile: int = _TILE) -> tuple[dict[str, object], Callable[[], object]]:
     """The line's facts and a compiled inference, called twice."""
     info = ExportInfo.load(path)
-    model, inputs = built(info)
+    model, inputs = built(info, tile)
     torch._dynamo.reset()
     compiled = torch.compile(model, mode=mode, dynamic=False)
     for _ in range(2):
@@ -199,7 +205,12 @@ def prepare(path: Path, mode: str) -> tuple[dict[str, object], Callable[[], obje
     site = info.sites[0]
     mask = site.mask.kind if site.mask is not None else "none"
     facts = {"model": path.stem.rpartition("-")[0], "mask": mask, "B": len(inputs), "S": int(site.seq_q)}
-    return facts | {"layers": len(info.sites), "mode": mode}, lambda: compiled(inputs)
+    return facts | {"layers": len(info.sites), "mode": mode, "tile": tile}, lambda: compiled(inputs)
+
+
+def _tiles(path: Path) -> tuple[int, ...]:
+    """BigBird's blocks are of 64 tokens: FlexAttention is tried with both."""
+    return (_TILE, 64) if "bigbird" in path.name and "x128x" not in path.name else (_TILE,)
 
 
 def main() -> None:
@@ -212,9 +223,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch._dynamo.config.recompile_limit, alone = 1000, joined(arguments.pause)
     with torch.no_grad():
-        for path in arguments.models:
+        for path, tile in ((p, t) for p in arguments.models for t in _tiles(p)):
             try:
-                line, run = prepare(path, arguments.mode)
+                line, run = prepare(path, arguments.mode, tile)
                 with alone():
                     line |= {"compile_ms": round(milliseconds(run), 4), "torch": torch.__version__}
             except Exception as error:  # the next model may still run
