@@ -427,3 +427,15 @@ def test_what_cancels_out_is_no_number() -> None:
         other = b.op("Add", b.op("Sub", x, x), b.const(source)) if source else b.op("Mul", x, b.const(0.0))
         found = recognise(whole(b.model(b.op("Mul", b.op(kind, x, other), b.const(3.0)))))
         assert isinstance(found, NoMatch), kind
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_inputs_that_nothing_depends_on_are_no_part_of_a_region(cancelled: bool) -> None:
+    """Read by an operator whose result nobody reads, or added and taken away again."""
+    b = GraphBuilder(np.random.default_rng(0))
+    x, other = b.input("x", 2, 5, 16), b.input("other", 2, 5, 16)
+    y = b.op("MatMul", x, b.weight(16, 16))
+    unread = b.op("Add", y, other)
+    y = b.op("Sub", unread, other) if cancelled else y
+    found = recognise(whole(b.model(b.op("Relu", y))))
+    assert isinstance(found, NoMatch) and "do not depend" in found.reason

@@ -17,6 +17,13 @@ def recognise(segment: Segment) -> Instance | NoMatch:
     """The instance that computes exactly the segment's outputs from its inputs, or why there is none."""
     if problem := segment.problem():
         return NoMatch(problem)
+    found = _recognise(segment)
+    if isinstance(found, Instance) and not set(segment.inputs) <= set(found.inputs):
+        return NoMatch("it reads a tensor that its outputs do not depend on")
+    return found
+
+
+def _recognise(segment: Segment) -> Instance | NoMatch:
     try:
         algebra = Algebra(segment)
         gemms = sum(1 for operator in segment.operators if operator.gemm)
