@@ -81,7 +81,7 @@ def test_a_damaged_cache_is_one_warning(
     assert cache.read_bytes().startswith(b"no database"), "it is left as it was"
 
 
-@pytest.mark.parametrize("damage", ["truncated", "other json", "no region of that block", "precision"])
+@pytest.mark.parametrize("damage", ["truncated", "other json", "no region of that block", "long config", "precision"])
 def test_a_wrong_plan_says_what_is_wrong(
     source: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -91,10 +91,13 @@ def test_a_wrong_plan_says_what_is_wrong(
     assert _optimize(source, "--tune-budget", "60s", "--plan", plan, "-o", source.with_name("first.onnx")) == 0
     value = json.loads(plan.read_text())
     value["blocks"][0]["regions"][0]["stop"] = 1000
+    long = json.loads(plan.read_text())
+    long["blocks"][0]["regions"][0]["config"] = "x" * 32
     texts = {
         "truncated": plan.read_text()[:100],
         "other json": '{"a": 1}',
         "no region of that block": json.dumps(value),
+        "long config": json.dumps(long),
     }
     plan.write_text(texts.get(damage, plan.read_text()))
     capsys.readouterr()
@@ -103,6 +106,21 @@ def test_a_wrong_plan_says_what_is_wrong(
     error = capsys.readouterr().err
     assert str(plan) in error and ("not a fusion plan" in error or "is for fp16, the engine is bf16" in error)
     assert not source.with_name("m.stof.onnx").exists()
+
+
+def test_a_scheme_of_another_length_is_of_no_block(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edited by hand: its regions agree with it, but not with the operators that its hash stands for."""
+    _use(Synthetic(2, share=(0.1, 0.2)), monkeypatch)
+    plan = source.with_name("plan.json")
+    assert _optimize(source, "--tune-budget", "60s", "--plan", plan) == 0
+    value = json.loads(plan.read_text())
+    for block in value["blocks"]:
+        block["regions"] = [r | {"start": 1000, "stop": 1002} for r in block["regions"][:1]]
+        block["bits"] += "01" * 600
+    plan.write_text(json.dumps(value))
+    assert _optimize(source, "--no-tune", "--plan", plan) == 0
+    functions = onnx.load(str(source.with_name("m.stof.onnx"))).functions
+    assert not any(f.name.startswith("StofFusedRegion") for f in functions)
 
 
 def test_a_plan_of_another_model_is_said_to_be_one(

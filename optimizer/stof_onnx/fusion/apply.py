@@ -43,6 +43,8 @@ def apply_plan(
     functions: dict[str, onnx.FunctionProto] = {}
     for block in find_blocks(tensors):
         planned = plan.blocks.get(block_hash(block))
+        if planned is not None and len(planned.bits) != len(block):  # of a plan edited by hand
+            planned = None
         for region in planned.regions if planned else ():
             segment = Segment(block, region.start, region.stop)
             instance = recognise(segment)

@@ -15,6 +15,7 @@ from stof_onnx.files import read_source, write_text
 from stof_onnx.fusion.scheme import Scheme
 
 _FORMAT = 1
+_LONGEST_CONFIG = 31  # what a plugin takes
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ def _block(value: dict[str, Any]) -> BlockPlan:
     length = len(Scheme.parse(block.bits).bits)
     if any(not 0 <= r.start < r.stop <= length for r in regions):
         raise ValueError("a region outside its block")
+    if any(len(r.config) > _LONGEST_CONFIG for r in regions):
+        raise ValueError("a configuration that is too long")
     kept = sorted((r.start, r.stop) for r in regions if r.kept)
     if any(start < stop for (_, stop), (start, _) in pairwise(kept)):
         raise ValueError("regions that overlap")
