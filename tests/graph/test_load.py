@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from stof_onnx.errors import StofError
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import LoadedModel, load_model
-from stof_onnx.graph.save import save_model
+from stof_onnx.graph.save import check_target, save_model
 from stof_onnx.options import DimRange, parse_shapes
 
 from tests.graph.builders import branching, linear, save_external
@@ -80,6 +80,17 @@ def test_external_link_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "a" / "weights.bin").symlink_to(tmp_path / "weights.bin")
     with pytest.raises(StofError, match="leaves the model's folder"):
         load_model(tmp_path / "a" / "m.onnx")
+
+
+def test_links_in_a_circle_are_no_files(tmp_path: Path) -> None:
+    save_external(linear(), tmp_path / "m.onnx")
+    (tmp_path / "weights.bin").unlink()
+    (tmp_path / "weights.bin").symlink_to("weights.bin")
+    with pytest.raises(StofError, match="missing"):
+        load_model(tmp_path / "m.onnx")
+    with pytest.raises(StofError, match="no such file"):
+        load_model(tmp_path / "weights.bin")
+    check_target(tmp_path / "weights.bin", tmp_path / "m.onnx")
 
 
 def test_checker_failures_are_explained(tmp_path: Path) -> None:

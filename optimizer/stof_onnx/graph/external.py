@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +55,8 @@ def locate(tensor: onnx.TensorProto, base_dir: Path) -> ExternalSlice:
     location = entries.get("location", "")
     if not location:
         raise StofError("no file is named", where, "Export the model again")
-    folder = base_dir.resolve()
-    file = (folder / location).resolve()
+    folder = Path(os.path.realpath(base_dir))
+    file = Path(os.path.realpath(folder / location))  # Path.resolve raises where links go in a circle
     if Path(location).is_absolute() or not file.is_relative_to(folder):
         raise StofError(f"the location '{location}' leaves the model's folder", where, "Move the data beside the model")
     if not file.is_file():

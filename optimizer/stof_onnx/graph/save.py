@@ -147,7 +147,7 @@ def data_file(path: Path) -> Path:
 
 def same_file(a: Path, b: Path) -> bool:
     """True when two paths name one file, also through links."""
-    if a.resolve() == b.resolve():
+    if os.path.realpath(a) == os.path.realpath(b):  # Path.resolve raises where links go in a circle
         return True
     return a.exists() and b.exists() and os.path.samefile(a, b)
 
