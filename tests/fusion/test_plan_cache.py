@@ -49,7 +49,7 @@ def test_other_versions_times_are_not_read(tmp_path: Path, monkeypatch: pytest.M
     assert cache.get("t", "s", "c") is None
 
 
-@pytest.mark.parametrize("damage", ["garbage", "format", "folder", "truncated", "values"])
+@pytest.mark.parametrize("damage", ["garbage", "format", "folder", "truncated", "schema", "values"])
 def test_a_damaged_cache_is_ignored_with_a_warning(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -67,6 +67,8 @@ def test_a_damaged_cache_is_ignored_with_a_warning(
         path.mkdir()
     elif damage == "truncated":
         path.write_bytes(path.read_bytes()[:5000])
+    elif damage == "schema":  # SQLite repeats it in a message that is not UTF-8 then
+        path.write_bytes(path.read_bytes().replace(b"(timer, segment, config)", b"(timer, segment, \xe9onfig)"))
     else:
         with sqlite3.connect(path) as db:
             db.execute("UPDATE times SET us = 'soon'")

@@ -16,6 +16,7 @@ from stof_onnx.files import cache_root
 _log = logging.getLogger(__name__)
 _FORMAT = 1
 _WAIT_S = 5.0  # for another process's write
+_ERRORS = (sqlite3.Error, OSError, UnicodeError)  # the last: SQLite's message about damaged text may not be UTF-8
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS times "
     "(timer TEXT, segment TEXT, config TEXT, us REAL, PRIMARY KEY (timer, segment, config))"
@@ -38,9 +39,12 @@ class PlanCache:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _FORMAT):
                 raise sqlite3.DatabaseError(f"it has format {version}, this is {_FORMAT}")
+            self._db.execute(
+                "PRAGMA synchronous = OFF"
+            )  # several processes wait less; what a power cut damages is ignored
             self._db.execute(_TABLE)
             self._db.execute(f"PRAGMA user_version = {_FORMAT}")
-        except (sqlite3.Error, OSError) as error:
+        except _ERRORS as error:
             self._give_up(error)
 
     def get(self, timer: str, segment: str, what: str) -> float | None:
@@ -65,7 +69,7 @@ class PlanCache:
         try:
             found: tuple[object, ...] | None = self._db.execute(statement, values).fetchone()
             return found
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             self._give_up(error)
             return None
 
