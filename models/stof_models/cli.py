@@ -31,6 +31,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
 _DEFAULT_OPSETS = {"torchscript": 17, "dynamo": 18}
 _OPSETS = {"torchscript": range(11, 21), "dynamo": range(18, 25)}
 _EAGER_ONLY = frozenset({"gemma2"})  # transformers has no sdpa for it
+_SDPA_OPSET = 14  # the oldest that TorchScript writes scaled_dot_product_attention in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument(
         "--graph-only",
         action="store_true",
-        help="as --large, but leave the weights out: `python -m stof_models.seeded FILE.weights.json` draws them later",
+        help="as --large, but leave the weights out: `python -m stof_models.seeded fill FILE` draws them later",
     )
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument("--preset", choices=_PRESETS, help="other defaults for the sizes")
@@ -158,15 +159,15 @@ def options_of(arguments: argparse.Namespace) -> ExportOptions:
         family=given["architecture"],
         opset=opset,
         mask_fields=mask_fields,
-        attention=given.get("attention", _attention(given["architecture"], exporter, given["dtype"])),
+        attention=given.get("attention", _attention(given["architecture"], exporter, given["dtype"], opset)),
         **{name: given[name] for name in _SAME_NAMES},
     )
 
 
-def _attention(architecture: str, exporter: str, dtype: str) -> str:
-    """TorchScript writes masked float16 sdpa with mixed dtypes, which no runtime loads."""
-    mixed = exporter == "torchscript" and dtype == "fp16"
-    return "eager" if mixed or architecture in _EAGER_ONLY else "sdpa"
+def _attention(architecture: str, exporter: str, dtype: str, opset: int) -> str:
+    """TorchScript writes masked float16 sdpa with mixed dtypes, which no runtime loads, and none in old opsets."""
+    unfit = exporter == "torchscript" and (dtype == "fp16" or opset < _SDPA_OPSET)
+    return "eager" if unfit or architecture in _EAGER_ONLY else "sdpa"
 
 
 if __name__ == "__main__":

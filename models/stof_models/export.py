@@ -139,12 +139,14 @@ def quiet() -> Iterator[None]:
     """Exporters warn at length about what a traced model always does; real failures are exceptions."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    torch._C._jit_set_onnx_log_enabled(False)  # else a failing TorchScript export prints its whole graph
+    # A failing TorchScript export prints its whole graph: torch.onnx.export turns that log on, whatever was set before.
+    log, torch._C._jit_onnx_log = torch._C._jit_onnx_log, lambda *_: None
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
+        torch._C._jit_onnx_log = log
         logging.disable(previous)
 
 

@@ -14,6 +14,17 @@ ATTENTIONS = ("eager", "sdpa")
 DYNAMIC = ("none", "batch", "sequence")
 DTYPES = ("fp32", "fp16")
 MASK_STYLES = ("bool", "additive", "function")
+# The parameters of masks: the smallest value, and the masks that read it.
+_WINDOWS = ("window", "causal-window", "dilated", "longformer", "per-head")
+_MASK_FIELDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "width": (0, _WINDOWS),
+    "dilation": (1, ("dilated", "per-head")),
+    "global_tokens": (0, ("longformer", "per-head")),
+    "block": (1, ("bigbird",)),
+    "random_blocks": (0, ("bigbird",)),
+    "prefix": (0, ("prefix-lm",)),
+    "density": (0, ("random", "per-head")),
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,11 @@ class ExportOptions:
         for name in ("layers", "hidden", "heads", "vocab", "seq", "batch"):
             if getattr(self, name) < 1:
                 raise ExportError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("kv_heads", "intermediate", "seq_kv", "max_seq", "seed"):
+            if getattr(self, name) < 0:
+                raise ExportError(f"{_flag(name)} must be at least 0, got {getattr(self, name)}")
+        for name, value in self.mask_fields.items():
+            self._check_mask_field(name, value)
         if self.hidden % self.heads:
             raise ExportError(f"hidden size {self.hidden} is not a multiple of {self.heads} heads")
         if self.kv_heads and self.heads % self.kv_heads:
@@ -72,6 +88,15 @@ class ExportOptions:
             raise ExportError(f"--max-seq {self.max_seq} is below --seq {self.seq}")
         if self.mask == "per-head" and self.mask_style == "function":
             raise ExportError("a mask function of transformers sees no heads: per-head masks need bool or additive")
+
+    def _check_mask_field(self, name: str, value: float) -> None:
+        least, masks = _MASK_FIELDS[name]
+        if self.mask not in masks and self.cross_mask not in masks:
+            raise ExportError(f"{_flag(name)} is for --mask {', '.join(masks)}; this one is {self.mask}")
+        if name == "density" and not 0 <= value <= 1:
+            raise ExportError(f"--density is the share of allowed elements, 0 to 1, got {value}")
+        if value < least:
+            raise ExportError(f"{_flag(name)} must be at least {least}, got {value}")
 
     @property
     def head_dim(self) -> int:
@@ -91,6 +116,10 @@ class ExportOptions:
     def encoder_longest(self) -> int:
         """The largest encoder sequence: it grows with the decoder's."""
         return -(-self.encoder_seq * self.longest // self.seq)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -38,7 +38,10 @@ def test_an_existing_file_is_replaced(tmp_path: Path) -> None:
     onnx.checker.check_model(str(path))
 
 
-@pytest.mark.parametrize("arguments", [["gpt2", "--dtype", "fp16"], ["gemma2"], ["gemma2", "--exporter", "dynamo"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["gpt2", "--dtype", "fp16"], ["gpt2", "--opset", "13"], ["gemma2"], ["gemma2", "--exporter", "dynamo"]],
+)
 def test_attention_is_chosen_so_that_the_model_runs(arguments: list[str], tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     assert main(["export", *arguments, *SMALL, "-o", str(path)]) == 0
@@ -46,6 +49,14 @@ def test_attention_is_chosen_so_that_the_model_runs(arguments: list[str], tmp_pa
     assert info.options["attention"] == "eager"
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert all(np.isfinite(output).all() for output in session.run(None, info.random_inputs(np.random.default_rng(0))))
+
+
+def test_a_failing_exporter_prints_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--attention", "sdpa", "--opset", "13", *SMALL, "-o", str(tmp_path / "model.onnx")]
+    assert main(["export", "gpt2", *options]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert "scaled_dot_product_attention" in printed.err and list(tmp_path.iterdir()) == []
 
 
 def test_attention_asked_for_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +73,17 @@ def test_attention_asked_for_is_not_replaced(tmp_path: Path, capsys: pytest.Capt
         (["albert"], "albert"),
         (["bert", "--mask", "diagonal"], "diagonal"),
         (["bert", "--mask", "window", "--width", "wide"], "--width"),
+        (["bert", "--mask", "window", "--width", "-3"], "--width must be at least 0, got -3"),
+        (["bert", "--mask", "dilated", "--dilation", "0"], "--dilation must be at least 1"),
+        (["bert", "--mask", "bigbird", "--block", "0"], "--block must be at least 1"),
+        (["bert", "--mask", "bigbird", "--random-blocks", "-1"], "--random-blocks must be at least 0"),
+        (["bert", "--mask", "longformer", "--global-tokens", "-1"], "--global-tokens must be at least 0"),
+        (["bert", "--mask", "random", "--density", "2"], "0 to 1, got 2"),
+        (["bert", "--mask", "random", "--density", "nan"], "0 to 1, got nan"),
+        (["bert", "--width", "3"], "--width is for --mask window"),
+        (["bert", "--mask", "block-diagonal", "--block", "8"], "--block is for --mask bigbird"),
+        (["bert", "--intermediate", "-4"], "--intermediate must be at least 0"),
+        (["bert", "--seed", "-1"], "--seed must be at least 0"),
         (["bert", "--opset", "9"], "opset"),
         (["bert", "--exporter", "dynamo", "--opset", "17"], "opsets 18 to"),
         (["bert", "--hidden", "33", "--heads", "2"], "not a multiple"),
