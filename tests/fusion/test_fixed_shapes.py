@@ -60,3 +60,14 @@ def test_sizes_of_the_run_stay():
     stored = parted(proto)
     assert fold_fixed_shapes(proto, stored) == 0
     assert len(proto.graph.node) == 7 and len(stored) == 5
+
+
+def test_what_nothing_reads_goes():
+    proto = model("batch")
+    for nodes in (("Relu", "flat", "unread1"), ("Neg", "unread1", "unread2")):
+        proto.graph.node.append(helper.make_node(nodes[0], [nodes[1]], [nodes[2]]))
+    proto.graph.value_info.append(helper.make_tensor_value_info("unread1", TensorProto.FLOAT, [None, 8]))
+    stored = parted(proto)
+    assert fold_fixed_shapes(proto, stored) == 2
+    assert not {"Relu", "Neg"} & {node.op_type for node in proto.graph.node}
+    assert [v.name for v in proto.graph.value_info] == ["sizes"]

@@ -120,6 +120,15 @@ class Segment:
                         pending.append(reader)
         return True
 
+    def _unread(self) -> str:
+        """The type of an operator that no output depends on; empty where there is none."""
+        needed = set(self.outputs)
+        for operator in reversed(self.operators):
+            if needed.isdisjoint(operator.node.output):
+                return operator.op
+            needed.update(read_names(operator.node))
+        return ""
+
     def problem(self) -> str:
         """Why no kernel can stand for these operators; empty when one may."""
         for operator in self.operators:
@@ -134,6 +143,8 @@ class Segment:
             return f"{self.gemms} GEMMs, at most {MOST_GEMMS} go into a segment"
         if not self.outputs:
             return "nothing reads what it makes"
+        if dead := self._unread():
+            return f"nothing reads what {dead} makes"
         if not self.convex():
             return "a path leaves the segment and comes back into it"
         return ""

@@ -135,6 +135,15 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, object]:
 
 def drop_dead(graph: onnx.GraphProto) -> None:
     """Removes nodes and initializers that no output needs."""
+    needed = drop_dead_nodes(graph)
+    if any(i.name not in needed for i in graph.initializer):
+        alive = [onnx.TensorProto.FromString(i.SerializeToString()) for i in graph.initializer if i.name in needed]
+        del graph.initializer[:]
+        graph.initializer.extend(alive)
+
+
+def drop_dead_nodes(graph: onnx.GraphProto) -> set[str]:
+    """Removes nodes that no output needs; returns the names of the tensors that are needed."""
     needed = {o.name for o in graph.output}
     kept = []
     for node in reversed(graph.node):
@@ -149,7 +158,4 @@ def drop_dead(graph: onnx.GraphProto) -> None:
             copies.append(copy)
         del graph.node[:]
         graph.node.extend(copies)
-    if any(i.name not in needed for i in graph.initializer):
-        alive = [onnx.TensorProto.FromString(i.SerializeToString()) for i in graph.initializer if i.name in needed]
-        del graph.initializer[:]
-        graph.initializer.extend(alive)
+    return needed
