@@ -292,16 +292,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _engine(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("TensorRT engine")
-    group.add_argument(
+    choice = group.add_mutually_exclusive_group()
+    choice.add_argument(
         "--engine",
-        type=Path,
+        type=_engine_file,
         nargs="?",
         const=True,
         metavar="FILE",
         help="an engine is demanded (and where to write it; default: the output's name with .engine). Without this "
         "option one is built where TensorRT and a GPU are there",
     )
-    group.add_argument("--no-engine", dest="engine", action="store_const", const=False, help="only the ONNX file")
+    choice.add_argument("--no-engine", dest="engine", action="store_const", const=False, help="only the ONNX file")
     group.add_argument("--precision", choices=("fp16", "bf16", "fp32"), default="fp16", help="(%(default)s)")
     group.add_argument(
         "--embed",
@@ -465,6 +466,14 @@ def _comparison(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _engine_file(text: str) -> Path:
+    """The name of an engine; a model behind --engine would be taken for it."""
+    path = Path(text)
+    if path.suffix == ".onnx":
+        raise argparse.ArgumentTypeError(f"{text} would be the name of the engine. Write the model before --engine")
+    return path
+
+
 def _whole(text: str) -> int:
     try:
         return int(text)
@@ -497,10 +506,11 @@ def _seed(text: str) -> int:
 
 
 def _architecture(text: str) -> int:
-    value = _whole(text)
-    if not 80 <= value <= 999:
-        raise argparse.ArgumentTypeError("must be a compute capability times ten, at least 80 (8.0)")
-    return value
+    digits = text.removeprefix("sm_")
+    if not digits.isdecimal() or len(digits) > 3 or int(digits) < 80:
+        what = f"not an architecture: {text[:40]}. Write compute capability 9.0 as 90; the oldest is 80"
+        raise argparse.ArgumentTypeError(what)
+    return int(digits)
 
 
 def _seconds(text: str) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from stof_onnx.attention.match import find_attention
 from stof_onnx.attention.rewrite import replace_attention
 from stof_onnx.errors import StofError
+from stof_onnx.files import check_source
 from stof_onnx.graph.export import export_model
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import LoadedModel, load_model
@@ -21,7 +22,7 @@ from stof_onnx.progress import Progress
 from stof_onnx.report import Report
 from stof_onnx.trt.availability import why_no_engine
 from stof_onnx.trt.bench import EngineBench, bench_engine
-from stof_onnx.trt.engine_step import ENGINE_SUFFIX, build_engines, emit_lowered, verify_engine
+from stof_onnx.trt.engine_step import ENGINE_SUFFIX, build_engines, check_bounds, emit_lowered, verify_engine
 from stof_onnx.trt.fusion_step import check_wishes, fuse, programs_of
 from stof_onnx.trt.manifest import manifest_of
 from stof_onnx.verify.run import Probes, verify_files, verify_staged
@@ -37,6 +38,10 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
         StofError: bad input, or a comparison that is not possible.
     """
     report = Report("optimize", path, output)
+    if output.suffix == ENGINE_SUFFIX:
+        raise StofError("is to be the ONNX file's name", f"-o {output}", "Name the engine with --engine FILE")
+    if options.load_outputs is not None and options.engine.wanted is False:
+        raise StofError("is for engines", "--load-outputs", "Leave it or --no-engine out")
     check_target(output, path)
     targets = _other_targets(options, output)
     taken = {"input": path, "output": output, "output's data": data_file(output), **_loaded(options)}
@@ -48,6 +53,8 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
         model = load_model(path)
         check_data_files(targets, model.proto, model.base_dir)
         apply_shapes(model, options.shapes)
+        if options.engine.wanted or options.engine.emit_lowered is not None:
+            check_bounds(model)
         rejoin_softmax(model)
     with progress.step("match", report.timings):
         matches, refusals = find_attention(model, options)
@@ -90,6 +97,8 @@ def _engine(report: Report, model: LoadedModel, output: Path, options: OptimizeO
                 raise
             reason = str(error)
     report.no_engine = reason
+    if reason and options.load_outputs is not None:
+        report.notes.append("--load-outputs was not used: it is for engines")
 
 
 def _other_targets(options: OptimizeOptions, output: Path) -> dict[str, Path | None]:
@@ -112,10 +121,13 @@ def _loaded(options: OptimizeOptions) -> dict[str, Path | None]:
     """The files that a comparison reads.
 
     Raises:
-        StofError: outputs without the inputs that they belong to.
+        StofError: one of them is no file, or outputs without the inputs that they belong to.
     """
     if options.load_outputs is not None and options.load_inputs is None:
         raise StofError("needs the inputs that the outputs belong to", "--load-outputs", "Give --load-inputs as well")
+    for file in (options.load_inputs, options.load_outputs):
+        if file is not None:
+            check_source(file)
     return {"loaded inputs": options.load_inputs, "loaded outputs": options.load_outputs}
 
 

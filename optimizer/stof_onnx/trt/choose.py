@@ -334,7 +334,7 @@ def profile_of(dims: Mapping[str, tuple[Any, ...]], ranges: Mapping[str, tuple[A
                 bound = DimRange(size, size, size)
             if bound is None:
                 advice = f"Give --shape {name}:MIN:OPT:MAX"
-                raise StofError(f"axis {axis} of the input '{name}' has no bounds", "engine", advice)
+                raise StofError(f"axis {axis} of the input '{name}' has no bounds", "TensorRT profile", advice)
             sizes.append(bound)
         profile[name] = tuple(sizes)
     return profile

@@ -40,6 +40,15 @@ def find_plugin_library() -> Path:
     return plugin_build.plugin_library(".".join(map(str, availability.version())))
 
 
+def check_bounds(model: LoadedModel) -> None:
+    """Refuses, before any work is done, a model for which TensorRT can have no profile.
+
+    Raises:
+        StofError: an axis of an input that nothing bounds.
+    """
+    _profile(model, input_roles(model.proto, ()))
+
+
 def build_engines(model: LoadedModel, portable: Path, target: Path, wanted: OptimizeOptions) -> EngineResult:
     """Builds and keeps the faster engine of `model` (as loaded) and its optimized file.
 
