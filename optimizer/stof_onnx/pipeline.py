@@ -22,7 +22,14 @@ from stof_onnx.progress import Progress
 from stof_onnx.report import Report
 from stof_onnx.trt.availability import why_no_engine
 from stof_onnx.trt.bench import EngineBench, bench_engine
-from stof_onnx.trt.engine_step import ENGINE_SUFFIX, build_engines, check_bounds, emit_lowered, verify_engine
+from stof_onnx.trt.engine_step import (
+    ENGINE_SUFFIX,
+    build_engines,
+    check_bounds,
+    check_portable,
+    emit_lowered,
+    verify_engine,
+)
 from stof_onnx.trt.fusion_step import check_wishes, fuse, programs_of
 from stof_onnx.trt.manifest import manifest_of
 from stof_onnx.verify.run import Probes, verify_files, verify_staged
@@ -198,7 +205,9 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
     with progress.step("load", report.timings):
         model = load_model(path)
         check_data_files(targets, model.proto, model.base_dir)
-        check_data_files(targets, read_proto(other), other.parent)
+        compared = read_proto(other)
+        check_portable(compared, other)
+        check_data_files(targets, compared, other.parent)
         apply_shapes(model, options.shapes)
         rejoin_softmax(model)
     with progress.step("match", report.timings):

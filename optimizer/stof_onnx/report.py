@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from stof_onnx import __version__
+from stof_onnx.attention.functions.attention import PREFIX
 from stof_onnx.attention.types import AttentionMatch, BiasKind, KvKind, MaskedRow, Refusal
 from stof_onnx.files import write_text
 from stof_onnx.graph.model import LoadedModel
@@ -114,6 +115,7 @@ class Report:
     sites: list[Site] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     replaced: int = 0
+    replaced_before: int = 0  # by an earlier run
     verification: Verification | None = None
     pictures: list[MaskPicture] = field(default_factory=list)
     fusion: Fusion | None = None
@@ -143,6 +145,7 @@ class Report:
     def add_matches(self, model: LoadedModel, matches: Sequence[AttentionMatch], refusals: Sequence[Refusal]) -> None:
         """Notes what the matcher found."""
         self.opset, self.source_opset = model.opset, model.source_opset
+        self.replaced_before = sum(n.op_type.partition("_")[0] == PREFIX for n in model.proto.graph.node)
         self.sites = [Site.of(m) for m in matches]
         self.refused = list(refusals)
 

@@ -136,19 +136,26 @@ def _kernels(sites: Sequence[SiteLowering]) -> Iterator[str]:
         if site.kernel:
             groups.setdefault((site.reason, site.profile), []).append(site.name)
     for (reason, profile), names in groups.items():
-        yield f"    {len(names)} x {_shorten(names)}: {reason}; {profile}"
+        yield f"    {len(names)} x {_shorten(names)}: {reason}; device profile: {profile}"
 
 
 def _headline(report: Report) -> str:
     if report.command == "verify":
         verdict = "does NOT compute the same as" if report.failed else "computes the same as"
+        if report.verification is not None and report.verification.broken:
+            verdict = "does NOT run like"
         return f"{report.output} {verdict} {report.source}"
-    if not report.found:
-        return f"{report.source}: no attention found, nothing to replace"
-    count = report.replaced
+    earlier, found = report.replaced_before, report.found
+    if not found:
+        what = f"{_attentions(earlier)} replaced by an earlier run, no other one" if earlier else "no attention found"
+        return f"{report.source}: {what}, nothing to replace"
     verb = "replaced" if report.command == "optimize" else "can be replaced"
-    tail = "" if count else ", nothing to replace"
-    return f"{report.source}: {count} of {report.found} attention{'s' if report.found > 1 else ''} {verb}{tail}"
+    tail = f", {earlier} by an earlier run" if earlier else ""
+    return f"{report.source}: {report.replaced} of {_attentions(found)} {verb}{tail}"
+
+
+def _attentions(count: int) -> str:
+    return f"{count} attention{'' if count == 1 else 's'}"
 
 
 def _sites(sites: Sequence[Site]) -> Iterator[str]:
@@ -190,7 +197,8 @@ def _refused(report: Report) -> Iterator[str]:
 def _verification(result: Verification) -> Iterator[str]:
     seed = "" if result.seed is None else f", seed {result.seed}"
     verdict = "passed" if result.passed else "FAILED"
-    yield f"compared on ONNX Runtime ({result.method}, {len(result.samples)} input sets{seed}): {verdict}"
+    sets = f"{len(result.samples)} input set{'' if len(result.samples) == 1 else 's'}"
+    yield f"compared on ONNX Runtime ({result.method}, {sets}{seed}): {verdict}"
     for output in result.outputs[:_MANY]:
         yield f"    {output.name}: largest difference {output.max_abs:.2e}, relative {output.max_rel:.2e}"
     if result.score_bounds:

@@ -267,6 +267,37 @@ def test_nothing_to_replace(model: Path, capsys: Captured) -> None:
     assert report["verify"] is None and "stof-onnx" in report["versions"] and "load" in report["timings"]
 
 
+def test_what_an_earlier_run_replaced_is_told(tmp_path: Path, capsys: Captured) -> None:
+    once, twice = tmp_path / "m.stof.onnx", tmp_path / "again.onnx"
+    onnx.save(attention(), str(tmp_path / "m.onnx"))
+    shape = ["--shape", "ids:2x40"]
+    assert cli.main(["optimize", str(tmp_path / "m.onnx"), "--no-verify", "--no-engine", *shape]) == 0
+    assert "1 of 1 attention replaced" in capsys.readouterr().out
+    assert cli.main(["optimize", str(once), "-o", str(twice), "--no-engine"]) == 0
+    assert "1 attention replaced by an earlier run, no other one, nothing to replace" in capsys.readouterr().out
+    assert once.read_bytes() == twice.read_bytes()
+
+
+def test_verify_tells_a_model_that_does_not_run(tmp_path: Path, capsys: Captured) -> None:
+    onnx.save(attention(padding=False), str(tmp_path / "a.onnx"))
+    fixed = attention(padding=False)
+    fixed.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 16
+    onnx.save(fixed, str(tmp_path / "b.onnx"))
+    assert cli.main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "--shape", "ids:2x40"]) == 1
+    printed = capsys.readouterr().out
+    assert "b.onnx does NOT run like" in printed and "index: 1 Got: 40 Expected: 16" in printed
+
+
+def test_verify_does_not_run_a_lowered_model(tmp_path: Path, capsys: Captured) -> None:
+    model, lowered = tmp_path / "a.onnx", tmp_path / "lowered.onnx"
+    onnx.save(attention(padding=False), str(model))
+    command = ["optimize", str(model), "--no-verify", "--no-engine", "--shape", "ids:2x40"]
+    assert cli.main([*command, "--emit-lowered", str(lowered)]) == 0
+    assert "1 of 1 attentions are plugin nodes" in capsys.readouterr().out
+    assert cli.main(["verify", str(model), str(lowered), "--shape", "ids:2x40"]) == 2
+    assert "holds TensorRT plugin nodes, which ONNX Runtime does not run" in capsys.readouterr().err
+
+
 def test_verify_tells_equal_from_different(tmp_path: Path, capsys: Captured) -> None:
     onnx.save(attention(), str(tmp_path / "a.onnx"))
     onnx.save(attention(flaw="mask"), str(tmp_path / "b.onnx"))

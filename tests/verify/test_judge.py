@@ -97,3 +97,16 @@ def test_every_float_type_has_a_tolerance_of_a_few_units() -> None:
     for name, direct in DIRECT.items():
         if name != "bfloat16":
             assert float(np.finfo(name).eps) <= direct <= 1e6 * float(np.finfo(name).eps)
+
+
+def test_the_problem_tells_of_the_largest_difference_that_is_printed(values: np.ndarray) -> None:
+    error = OutputError("y", "float32")
+    for off in (1e-3, 5e-3, 2e-3):
+        compare(error, values, values + np.float32(off), lambda: None)
+    assert error.problem.startswith("differs by up to 0.005 ") and error.max_abs == pytest.approx(5e-3, rel=1e-3)
+    compare(error, values, values.astype(np.float64), lambda: None)
+    compare(error, values, values + np.float32(1), lambda: None)
+    assert error.problem.startswith("dtype")
+    assert set(error.to_json()) == {
+        *("name", "dtype", "max_abs", "max_rel", "limit", "own_error", "optimized_error", "problem")
+    }

@@ -102,6 +102,17 @@ def emit_lowered(model: LoadedModel, portable: Path, target: Path, wishes: Engin
     return lowered
 
 
+def check_portable(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuses what `emit_lowered` writes where ONNX Runtime is to run it.
+
+    Raises:
+        StofError: see above.
+    """
+    if any(node.domain == EMITTED_DOMAIN for node in proto.graph.node):
+        advice = "Compare the file that it was lowered from, or an engine"
+        raise StofError("holds TensorRT plugin nodes, which ONNX Runtime does not run", str(path), advice)
+
+
 def _profile(model: LoadedModel, roles: Sequence[InputRole]) -> Profile:
     return profile_of({role.name: role.dims for role in roles}, model.input_ranges)
 

@@ -43,20 +43,20 @@ def compare(
     """Adds one sample's tensors to `error`.
 
     Args:
-        error: accumulates the largest errors, and the first problem.
+        error: accumulates the largest errors, and the gravest problem.
         reference: runs the original in higher precision and returns this tensor, None where that is not possible.
         atol, rtol: when either is given, the tolerance of each element instead of the rule above.
     """
     if original.shape != optimized.shape:
-        error.problem = error.problem or f"shape {list(optimized.shape)} instead of {list(original.shape)}"
+        error.fail(f"shape {list(optimized.shape)} instead of {list(original.shape)}")
         return
     if original.dtype != optimized.dtype:
-        error.problem = error.problem or f"dtype {optimized.dtype} instead of {original.dtype}"
+        error.fail(f"dtype {optimized.dtype} instead of {original.dtype}")
         return
     if not _is_float(original):
         differ = int(np.count_nonzero(original != optimized))
         if differ:
-            error.problem = error.problem or f"{differ} of {original.size} elements differ"
+            error.fail(f"{differ} of {original.size} elements differ")
         return
     want, got = _wide(original), _wide(optimized)
     finite = np.isfinite(want)
@@ -65,7 +65,7 @@ def compare(
     if wrong.any():
         where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         what = f"{got[where]} instead of {want[where]} at {[int(i) for i in where]}"
-        error.problem = error.problem or f"{what} ({int(wrong.sum())} elements)"
+        error.fail(f"{what} ({int(wrong.sum())} elements)")
         return
     if not finite.any():
         return
@@ -78,7 +78,7 @@ def compare(
         limit = (atol or 0.0) + (rtol or 0.0) * np.abs(np.where(finite, want, 0))
         error.limit = max(error.limit, float(limit.max()))
         if (difference > limit).any():
-            error.problem = error.problem or f"differs by up to {worst:.3g}, more than the tolerance asked for"
+            error.fail(f"differs by up to {worst:.3g}, more than the tolerance asked for", worst)
         return
     name = _dtype_name(original)
     error.limit = max(error.limit, DIRECT[name] * scale)
@@ -95,9 +95,10 @@ def _against_reference(
     dtype: str,
     reference: np.ndarray | None,
 ) -> None:
-    what = f"differs by up to {np.abs(got[finite] - want[finite]).max():.3g} at a magnitude of {scale:.3g}"
+    worst = float(np.abs(got[finite] - want[finite]).max())
+    what = f"differs by up to {worst:.3g} at a magnitude of {scale:.3g}"
     if reference is None:
-        error.problem = error.problem or what
+        error.fail(what, worst)
         return
     truth = _wide(reference)
     usable = finite & np.isfinite(truth)
@@ -106,10 +107,10 @@ def _against_reference(
     error.own_error = max(error.own_error or 0.0, own)
     error.optimized_error = max(error.optimized_error or 0.0, ours)
     if usable.sum() < finite.sum() or own > SANE * scale:
-        error.problem = error.problem or f"{what}; higher precision gives another result, so it can not decide"
+        error.fail(f"{what}; higher precision gives another result, so it can not decide", worst)
     elif ours > 2 * own + FLOOR[dtype] * scale:
         errors = f"error {ours:.3g} against higher precision, the original's is {own:.3g}"
-        error.problem = error.problem or f"{what}; {errors}"
+        error.fail(f"{what}; {errors}", worst)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

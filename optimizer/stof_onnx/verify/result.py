@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,12 @@ class OutputError:
 
     Attributes:
         max_abs: largest |optimized - original|.
-        max_rel: `max_abs` over the largest magnitude in the original's tensor.
+        max_rel: the same, each sample's over the largest magnitude in the original's tensor.
         limit: what `max_abs` may be.
         own_error, optimized_error: largest error of the original and of the optimized model against a run of the
             original in higher precision; only measured when `max_abs` exceeds `limit`.
-        problem: why the tensor failed, "" when it passed.
+        problem: why the tensor failed, "" when it passed: the sample with the largest difference, unless something
+            else than a difference is wrong.
     """
 
     name: str
@@ -27,6 +29,16 @@ class OutputError:
     own_error: float | None = None
     optimized_error: float | None = None
     problem: str = ""
+    _told: float = field(default=-math.inf, repr=False)  # the difference that `problem` tells of
+
+    def fail(self, problem: str, difference: float = math.inf) -> None:
+        """Notes why a sample failed, and how large its difference is; infinite where that is not what is wrong."""
+        if difference > self._told:
+            self.problem, self._told = problem, difference
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the report."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 @dataclass
@@ -95,7 +107,7 @@ class Verification:
             "tolerance": self.rule,
             "seed": self.seed,
             "samples": self.samples,
-            "outputs": [vars(o) for o in self.outputs],
+            "outputs": [o.to_json() for o in self.outputs],
             "score_bounds": [vars(b) | {"passed": b.passed} for b in self.score_bounds],
             "failures": self.failures,
             "notes": self.notes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -91,5 +92,7 @@ class Runner:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an exception's text, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an exception's text with the indices that ONNX Runtime lists below it, or its type."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    indices = takewhile(lambda line: line.startswith("index:"), (line.strip() for line in lines[1:]))
+    return " ".join([lines[0], *indices])
