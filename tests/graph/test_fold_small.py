@@ -55,6 +55,13 @@ def test_dynamic_sizes_stay_unknown_until_they_are_given():
     assert infer_shapes(expanded("batch"), {"x": (3, 1)}).dims["y"] == (3, 8)
 
 
+def test_a_size_that_a_caller_may_override_is_not_known():
+    model = expanded(2)
+    model.graph.input.append(helper.make_tensor_value_info("eight", TensorProto.INT64, [1]))
+    batch, width = infer_shapes(model).dims["y"]
+    assert batch == 2 and not isinstance(width, int)
+
+
 def test_a_logarithm_of_zero_is_no_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     """-inf of a branch that a Where discards, as T5's exports have it."""
     zeros = numpy_helper.from_array(np.zeros(2, np.float32), "zeros")

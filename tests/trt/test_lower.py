@@ -103,6 +103,20 @@ def test_output_inside_the_rows_keeps_its_name_and_rank(bench, rng):
     bench.assert_equal(model, lowered.model, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
 
 
+def test_weights_that_a_caller_may_override_stay_inputs(bench, rng):
+    model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ, seed=6), window_and_global(SEQ))
+    names = ("layer0/q/w", "layer1/fc1/b")
+    stored = {t.name: t for t in model.graph.initializer}
+    for name in names:
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, list(stored[name].dims)))
+    lowered = bench.lower(bench.optimize(model))
+    assert lowered.packed == 1 and set(names) <= {t.name for t in lowered.model.graph.initializer}
+    feeds = {"x": rng.standard_normal((2, SEQ, 64), np.float32)}
+    bench.assert_equal(model, lowered.model, feeds)
+    given = {name: rng.standard_normal(list(stored[name].dims), np.float32) for name in names}
+    bench.assert_equal(model, lowered.model, feeds | given)
+
+
 def test_without_rank_2_nothing_but_the_nodes_changes(bench, rng):
     model = build_encoder(EncoderSpec(1, 64, 4, 2, SEQ, seed=7), window_and_global(SEQ))
     lowered = bench.lower(bench.optimize(model), LowerOptions(rank_2=False))

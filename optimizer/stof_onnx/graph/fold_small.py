@@ -34,8 +34,9 @@ def fold_small(model: onnx.ModelProto, dims: Mapping[str, Dims], most: int = _SM
         How many nodes were replaced.
     """
     graph = model.graph
+    inputs = {value.name for value in graph.input}  # a caller may override an initializer that is one
     stored = (t for t in graph.initializer if math.prod(t.dims) <= most and t.data_location != t.EXTERNAL)
-    known = {t.name: numpy_helper.to_array(t) for t in stored}
+    known = {t.name: numpy_helper.to_array(t) for t in stored if t.name not in inputs}
     kept, folded = [], 0
     for node in graph.node:
         values = _value_of(node, known, dims, model.opset_import, most)

@@ -16,16 +16,17 @@ class ProtoGraph:
     Attributes:
         graph: the protobuf, edited in place.
         producers: node that makes a tensor.
-        initializers: by name.
+        initializers: by name, without those that a caller may override, which are graph inputs as well.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
-        self.initializers = {i.name: i for i in graph.initializer}
+        inputs = {value.name for value in graph.input}
+        self.initializers = {i.name: i for i in graph.initializer if i.name not in inputs}
         self.producers: dict[str, onnx.NodeProto] = {}
         self._readers: dict[str, int] = defaultdict(int)
         self._arrays: dict[str, np.ndarray] = {}
-        self._names: set[str] = {i.name for i in graph.input} | set(self.initializers)
+        self._names: set[str] = inputs | set(self.initializers)
         for node in graph.node:
             self._add(node)
         for output in graph.output:
