@@ -185,8 +185,9 @@ def test_padding_without_bound(tmp_path, rng):
     check(found, feeds(model, rng, batch=3, seq=50))
 
 
+@pytest.mark.parametrize("batches", ["1:2", "1:4", "2:3", "3:4"])
 @pytest.mark.parametrize("same", [True, False])
-def test_masks_of_batch_entries_need_a_fixed_batch(same, tmp_path):
+def test_masks_of_batch_entries_need_a_fixed_batch(same, batches, tmp_path):
     """A [4, 1, S, S] table serves a batch of 4 only; equal entries need no table."""
     table = np.tril(np.ones((4, 1, 9, 9), bool))
     if not same:
@@ -198,7 +199,8 @@ def test_masks_of_batch_entries_need_a_fixed_batch(same, tmp_path):
 
     g = Graph()
     attention(g, Sizes(batch="batch"), terms)
-    found = find(g.model(), tmp_path, tuple(f"{n}:1x9x32:4x9x32" for n in "qkv"))
+    low, high = batches.split(":")
+    found = find(g.model(), tmp_path, tuple(f"{n}:{low}x9x32:{high}x9x32" for n in "qkv"))
     if same:
         assert found.only.mask is not None
     else:

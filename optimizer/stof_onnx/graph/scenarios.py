@@ -41,7 +41,9 @@ class _DynamicAxis:
         low, high = self.range.min, self.range.max
         if self.leading:
             # Batch entries are alike: a small batch saves memory.
-            return min(high, max(low, (2, 3, 5)[which] + apart))
+            main = min(high, max(low, 2))
+            found = min(high, max(low, (2, 3, 5)[which] + apart)) if which else main
+            return found if which == 0 or found != main else low if low < main else high
         wanted = (high, high - 1, (low + high) // 2 - 1)[which]
         return max(low, min(high, wanted - apart))
 
