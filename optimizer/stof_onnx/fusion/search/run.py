@@ -68,7 +68,7 @@ def search(
         weighty = sorted(kinds.items(), key=lambda kind: -counts[kind[0]] * len(kind[1]))
         for number, (key, block) in enumerate(weighty):
             space = BlockSpace(block, ledger, counts[key])
-            stages[key] = Stage1(space, options.least_gain, guide)
+            stages[key] = Stage1(space, options.least_gain, guide, _known_us(stages) / counts[key])
             if watch:
                 stages[key].tell = _teller(watch, ledger, f"block {number + 1} of {len(kinds)}")
                 watch(f"block {number + 1} of {len(kinds)}", ledger.seconds / ledger.budget)
@@ -93,6 +93,12 @@ def search(
         complete=complete,
         notes=tuple(sorted(set(ledger.problems.values()))),
     )
+
+
+def _known_us(stages: dict[str, Stage1]) -> float:
+    """Microseconds of the model in the blocks that have been searched."""
+    known = (stage.space.count * stage.space.known(stage.best) for stage in stages.values())
+    return sum(us for us in known if us < float("inf"))
 
 
 def _teller(watch: Watch, ledger: Ledger, block: str) -> Callable[[float, float], None]:
@@ -155,7 +161,7 @@ def _why_not(fused: float, left: float | None, dropped: Trial | None) -> str:
         return "it was not timed"
     if left is not None and fused >= left:
         return "TensorRT is faster"
-    if dropped is not None:
+    if dropped is not None and dropped.gain > 0:
         others = f" and {len(dropped.before) - len(dropped.after) - 1} more" if dropped.move == "drop group" else ""
         return f"TensorRT is faster: without it{others} the block takes {dropped.gain:.1f} us less"
     return "no gain beyond the noise" if left is not None else "another choice of regions is faster"

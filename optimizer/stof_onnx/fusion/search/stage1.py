@@ -6,7 +6,8 @@ to be dropped, and to be dropped together with the regions that share a piece of
 predicts times, the most promising move is tried first, the best choice by prediction is a move as well (*jump*), and
 moves that lose by prediction are left out. A trial is timed before and after, each region with its most promising
 configuration; it stays when the block gets faster by more than `least_gain` and is rolled back otherwise. Dropping any
-region that is kept is always tried.
+region that is kept is always tried; that stays unless the region gains more than `least_gain`. A block that shares
+operators with earlier ones starts from the best choice that is known already.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from stof_onnx.fusion.search.paths import best_choice
 from stof_onnx.fusion.search.timer import Region, Timer
 
 State = dict[Span, Region]
+
+_LEAST_PROMISE = 0.001  # of the model's time: a move other than a drop has to gain that much by prediction
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Stage1:
         space: the block.
         least_gain: microseconds.
         guide: predicts times; without one every move is timed.
+        elsewhere: microseconds of the rest of the model for each time that the block occurs, as far as it is known.
         tell: called after each trial with the block's microseconds without regions and as they are now.
         state: the choice so far.
         trials: every move that was timed.
@@ -52,6 +56,7 @@ class Stage1:
     space: BlockSpace
     least_gain: float = 0.0
     guide: Timer | None = None
+    elsewhere: float = 0.0
     tell: Callable[[float, float], None] = lambda bare, now: None
     state: State = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
@@ -70,9 +75,9 @@ class Stage1:
         if bare == float("inf"):  # there is nothing to compare with
             return
         forecast = Forecast(self.space, self.guide) if self.guide else None
-        seen = {frozenset[Span]()}
-        start = self._timed(initial_choice(self.space))
-        self._try("initial", start, seen)
+        seen, known = {frozenset[Span]()}, self.best
+        start = self._timed(known or initial_choice(self.space))
+        self._try("known" if known else "initial", start, seen)
         self.state = start
         while any(self._try(move, after, seen) for move, after in self._promising(forecast, seen)):
             pass
@@ -109,20 +114,23 @@ class Stage1:
         if forecast is None:
             yield from waiting
             return
+        promise = max(self.least_gain, _LEAST_PROMISE * (self.elsewhere + forecast.total(self.state)))
         while waiting:
             now = forecast.total(self.state)
             waiting = [(move, after) for move, after in waiting if frozenset(after) not in seen]
             losses = [forecast.total(after) - now for _, after in waiting]
             least = min(losses, default=0.0)
-            if least >= -self.least_gain:
+            if least >= -promise:
                 break
             yield waiting.pop(losses.index(least))
         while frozenset(best := forecast.best(self.least_gain)) not in seen:
+            if forecast.total(self.state) - forecast.total(best) < promise:
+                break
             yield "jump", dict(best)
             forecast.trust *= 2  # it did not gain
-        drops = [(move, after) for move, after in waiting if move == "drop"]
-        self._ahead([after for _, after in drops])
-        yield from drops
+        drops = sorted((after for move, after in waiting if move == "drop"), key=forecast.total)
+        self._ahead(drops)
+        yield from (("drop", after) for after in drops)  # what may gain first: a drop that stays makes the others anew
 
     def _all_moves(self) -> Iterator[tuple[str, State]]:
         for span in self.state:
@@ -139,7 +147,8 @@ class Stage1:
         self._ahead([after])
         after = self._timed(after)
         gain = before - self.space.total(after)
-        kept = gain > self.least_gain
+        dropped = set(self.state) - set(after) if set(after) < set(self.state) else ()
+        kept = gain > (-self.least_gain * len(dropped) if dropped else self.least_gain)
         self.trials.append(Trial(move, tuple(sorted(self.state)), tuple(sorted(after)), gain, kept))
         if kept:
             self.state = after
