@@ -13,6 +13,7 @@ from stof_onnx.fusion.scheme import Scheme
 from stof_onnx.fusion.search import Measurement, Region, SearchOptions, search
 from stof_onnx.fusion.search.cost import BlockSpace
 from stof_onnx.fusion.search.ledger import BudgetSpent, Ledger
+from stof_onnx.fusion.search.stage1 import Stage1
 from stof_onnx.fusion.search.stage2 import sample_configs
 from stof_onnx.fusion.segment import Segment, block_hash
 from stof_onnx.fusion.sequence import Block
@@ -200,6 +201,72 @@ def test_stage_2_leaves_out_what_is_as_fast_as_predicted(block: Block) -> None:
         for region, _ in regions:
             ledger.fused(region, CONFIGS[0])
         assert sample_configs(regions, ledger, 6, random.Random(0), guide) == samples
+
+
+def test_stage_2_leaves_out_what_would_lose_by_prediction(block: Block) -> None:
+    """Only the first three configurations are predicted to take about as long as the best one."""
+
+    class Guide(Synthetic):
+        def fused(self, region: Region, config: str) -> Measurement:
+            return Measurement(90.0 if config in CONFIGS[:3] else 140.0)
+
+    ledger = Ledger(_Flat())
+    regions = _regions(block, ledger)
+    for region, _ in regions:
+        ledger.fused(region, CONFIGS[0])
+    assert sample_configs(regions, ledger, 1000, random.Random(0), Guide()) == 2 * len(regions)
+    assert all(ledger.untried(region) == list(CONFIGS[3:]) for region, _ in regions)
+
+
+class _NormLike(Synthetic):
+    """A single norm takes this much more as a region than when it is left to TensorRT; GEMM regions gain."""
+
+    more: float = 0.0
+
+    def fused(self, region: Region, config: str) -> Measurement:
+        self._note(region.key, config)
+        gains = 60.0 if region.instance.gemms else 0.0
+        return Measurement(sum(100.0 for _ in region.segment.operators) + self.more - gains)
+
+    def left(self, piece: Segment) -> Measurement:
+        self._note(piece_key(piece), "")
+        return Measurement(100.0 * len(piece))
+
+
+@pytest.mark.parametrize(("more", "stays"), [(-1.0, True), (-0.2, False), (0.0, False), (0.2, False)])
+def test_a_region_that_gains_no_more_than_noise_is_dropped(block: Block, more: float, stays: bool) -> None:
+    timer = _NormLike()
+    timer.more = more
+    plan = search([block], timer, "fp16", SearchOptions(least_gain=0.3))
+    found = {(r.template, r.kept) for p in plan.blocks.values() for r in p.regions if r.template == "norm"}
+    assert ("norm", True) in found if stays else found == {("norm", False)}
+    assert any(r.kept and r.template == "gemm_epilogue" for p in plan.blocks.values() for r in p.regions)
+    reasons = {r.reason for p in plan.blocks.values() for r in p.regions if r.template == "norm" and not r.kept}
+    assert stays or reasons <= {"no gain beyond the noise", "TensorRT is faster", "another choice of regions is faster"}
+
+
+def test_a_block_starts_from_what_an_earlier_one_has_shown(block: Block) -> None:
+    """Two layers after one: the choice of the first layer is a start, and each of its regions is timed once."""
+    timer = Synthetic(2, share=(0.1, 0.1001))
+    ledger = Ledger(timer)
+    first = Stage1(BlockSpace(block, ledger), guide=timer)
+    first.run()
+    assert first.trials[0].move == "initial"
+    second = Stage1(BlockSpace(layer_block(layers=2), ledger), guide=timer)
+    second.run()
+    assert second.trials[0].move == "known"
+    assert set(first.best) <= set(second.trials[0].after)
+
+
+def test_what_promises_little_for_the_whole_model_is_not_tried(block: Block) -> None:
+    """In a block that is a small part of the model only the start and drops are timed."""
+    exact = Synthetic(5)
+    alone, part = (Stage1(BlockSpace(block, Ledger(Synthetic(5))), guide=exact, elsewhere=us) for us in (0.0, 1e6))
+    alone.run()
+    part.run()
+    assert {t.move for t in part.trials} == {"initial", "drop"}
+    assert {t.move for t in alone.trials} - {"initial", "drop"}
+    assert part.space.ledger.samples < alone.space.ledger.samples
 
 
 def test_pieces_and_bits(block: Block) -> None:
