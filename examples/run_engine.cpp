@@ -47,6 +47,10 @@ size_t bytes_of(nvinfer1::DataType type) {
     case nvinfer1::DataType::kHALF: return 2;
     case nvinfer1::DataType::kINT8:
     case nvinfer1::DataType::kBOOL: return 1;
+#if NV_TENSORRT_MAJOR >= 10  // before, int64 inputs of a model are int32 ones of its engine
+    case nvinfer1::DataType::kINT64: return 8;
+    case nvinfer1::DataType::kBF16: return 2;
+#endif
     default: stop("a type that this example does not know");
   }
 }

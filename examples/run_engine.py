@@ -47,6 +47,8 @@ def main() -> None:
     given = {name: np.load(path) for name, _, path in (text.partition("=") for text in arguments.inputs)}
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     inputs = [n for n in names if engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT]
+    if set(given) != set(inputs):
+        raise SystemExit(f"the engine's inputs are {', '.join(inputs)}: give each as NAME=FILE.npy")
     outputs = {}
     for name in [*inputs, *(n for n in names if n not in inputs)]:  # output shapes follow from input shapes
         dtype = trt.nptype(engine.get_tensor_dtype(name))

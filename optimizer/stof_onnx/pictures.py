@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stof_onnx.attention.types import AttentionMatch
 from stof_onnx.errors import StofError
-from stof_onnx.mask.picture import save_picture, text_picture
+from stof_onnx.mask.picture import check_pictures, save_picture, text_picture
 
 _WIDTH = 48
 
@@ -27,13 +27,14 @@ def draw_masks(matches: Sequence[AttentionMatch], folder: Path | None) -> list[M
     """Draws every distinct mask (of a table of several, each one) as text, and as `mask_<n>.png` in `folder`.
 
     Raises:
-        StofError: the folder can not be made.
+        StofError: the folder can not be made, or pictures can not be drawn here.
     """
     by_mask: dict[str, list[AttentionMatch]] = {}
     for match in matches:
         if match.mask is not None:
             by_mask.setdefault(match.mask.digest, []).append(match)
     if folder is not None:
+        check_pictures(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -112,6 +112,14 @@ def test_what_is_no_plan_says_so(tmp_path: Path, text: str) -> None:
         read_plan(path)
 
 
+def test_a_report_without_a_plan_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    for fusion in (None, {"plan": None, "reason": "no attention was replaced"}):
+        path.write_text(json.dumps({"command": "optimize", "fusion": fusion}))
+        with pytest.raises(StofError, match=r"not a fusion plan \(no 'format'\)"):
+            read_plan(path)
+
+
 def test_the_roofline_says_what_it_is() -> None:
     """Without a GPU: estimates for a real layer's sizes, and regions where they save passes over memory."""
     block = layer_block(width=768)

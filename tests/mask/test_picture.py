@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from stof_onnx.errors import StofError
 from stof_onnx.mask import encode, save_picture, text_picture
 from stof_onnx.mask.picture import shares
+from stof_onnx.pictures import draw_masks
 
 from tests.mask.dense_masks import matrices
 
@@ -58,3 +59,6 @@ def test_png_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(StofError, match="need matplotlib"):
         save_picture(encode(np.ones((8, 8), bool)), tmp_path / "mask.png")
+    with pytest.raises(StofError, match="need matplotlib"):
+        draw_masks([], tmp_path / "folder")
+    assert list(tmp_path.iterdir()) == []

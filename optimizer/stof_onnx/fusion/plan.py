@@ -116,7 +116,7 @@ def read_plan(path: Path) -> FusionPlan:
     """
     try:
         value = json.loads(read_source(path))
-        value = value.get("fusion", {}).get("plan", value) if "blocks" not in value else value
+        value = value if "blocks" in value else (value.get("fusion") or {}).get("plan") or value  # else a report
         if value["format"] != _FORMAT:
             raise StofError(f"a plan of format {value['format']!r}, this is {_FORMAT}", str(path), "Make a new plan")
         blocks = [_block(b) for b in value.pop("blocks")]
@@ -126,7 +126,8 @@ def read_plan(path: Path) -> FusionPlan:
         _check_types(plan)
         return plan
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StofError(f"not a fusion plan ({error})", str(path), "Make one with --tune-budget and --plan") from error
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise StofError(f"not a fusion plan ({what})", str(path), "Make one with --tune-budget and --plan") from error
 
 
 def _block(value: dict[str, Any]) -> BlockPlan:

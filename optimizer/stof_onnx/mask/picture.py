@@ -49,19 +49,29 @@ def text_picture(mask: EncodedMask, width: int = 48, number: int = 0, ascii_only
     return "\n".join("".join(shades[x] for x in row) for row in level)
 
 
+def check_pictures(where: str | PathLike[str]) -> None:
+    """Refuses PNGs (in a folder, or a file) where they can not be drawn.
+
+    Raises:
+        StofError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.backends.backend_agg  # noqa: F401
+    except ImportError:
+        advice = "pip install 'stof-onnx[report]'"
+        raise StofError("pictures need matplotlib, which is not installed", str(where), advice) from None
+
+
 def save_picture(mask: EncodedMask, path: str | PathLike[str], number: int = 0, title: str = "") -> None:
     """Writes one distinct mask as a PNG.
 
     Raises:
         StofError: matplotlib is not installed, or the file can not be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise StofError(
-            "pictures need matplotlib, which is not installed", str(path), "pip install 'stof-onnx[report]'"
-        ) from None
+    check_pictures(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.add_subplot()
     extent = (0.0, float(mask.s_kv), float(mask.s_q), 0.0)

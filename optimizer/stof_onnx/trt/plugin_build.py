@@ -110,12 +110,51 @@ def plugin_library(
         if version:
             _check_adapter(chosen, toolchain.parse_version(version))
         return chosen
-    wanted = target(tensorrt_version, include_dir, architectures)
+    wanted = _target_or_library(tensorrt_version, include_dir, architectures)
+    if isinstance(wanted, Path):
+        return wanted
     if not wanted.library.is_file():
         with _lock(wanted.folder, say):
             if not wanted.library.is_file():
                 _build(wanted, say)
     return wanted.library
+
+
+def library_path(
+    tensorrt_version: str | None = None, include_dir: Path | None = None, architectures: str = ARCHITECTURES
+) -> Path:
+    """Where `plugin_library` has the library, or would build it; arguments and errors as there. Builds nothing."""
+    chosen = chosen_library()
+    if chosen:
+        return chosen
+    wanted = _target_or_library(tensorrt_version, include_dir, architectures)
+    return wanted if isinstance(wanted, Path) else wanted.library
+
+
+def _target_or_library(version: str | None, include_dir: Path | None, architectures: str) -> Target | Path:
+    """What can be built; without headers a cached library, which was built with ones that are not found any more."""
+    try:
+        return target(version, include_dir, architectures)
+    except StofError:
+        built = None if include_dir else _built_library(version or toolchain.installed_tensorrt(), architectures)
+        if built is None:
+            raise
+        return built
+
+
+def _built_library(version: str | None, architectures: str) -> Path | None:
+    """The library in the cache that was built of these sources and fits `version`, the closest one."""
+    wanted = toolchain.parse_version(version) if version else None
+    start, end = f"{source_hash(source_root())}-trt", f"-sm{architectures.replace(';', '_')}"
+    found = []
+    for library in cache_folder().glob(f"*/{LIBRARY}"):
+        name = library.parent.name
+        if name.startswith(start) and name.endswith(end):
+            headers = toolchain.parse_version(name[len(start) : -len(end)])
+            if wanted is None or toolchain.same_adapter(headers, wanted):
+                distance = [abs(x - y) for x, y in zip(headers, wanted or headers, strict=True)]
+                found.append((distance, str(library)))
+    return Path(min(found)[1]) if found else None
 
 
 def chosen_library() -> Path | None:

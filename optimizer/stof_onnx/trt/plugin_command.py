@@ -30,7 +30,7 @@ def path(version: str | None, include_dir: Path | None, architectures: str, cons
     Raises:
         StofError: it is not built.
     """
-    library = plugin_build.chosen_library() or plugin_build.target(version, include_dir, architectures).library
+    library = plugin_build.library_path(version, include_dir, architectures)
     if not library.is_file():
         raise StofError("the plugins are not built", str(library), "Run `stof-onnx plugin build` with the same options")
     _line(console, str(library))
@@ -54,8 +54,7 @@ def _headers(version: str | None, include_dir: Path | None) -> str:
 
 
 def _library(version: str | None, include_dir: Path | None, architectures: str) -> str:
-    chosen = plugin_build.chosen_library()
-    library = chosen or plugin_build.target(version, include_dir, architectures).library
+    library = plugin_build.library_path(version, include_dir, architectures)
     if not library.is_file():
         return f"{library} (not built)"
     record = plugin_build.build_record(library)

@@ -25,9 +25,9 @@ _INSTALL_NVCC = (
 )
 _INSTALL_CMAKE = "pip install cmake ninja"
 _INSTALL_HEADERS = (
-    "Set TENSORRT_INCLUDE_DIR to the folder that holds NvInfer.h: it is in TensorRT's tar archive, in the package "
-    "libnvinfer-headers-dev, and in the include folder of github.com/NVIDIA/TensorRT at the tag of your version; the "
-    "Python wheels of TensorRT have no headers"
+    "Set TENSORRT_INCLUDE_DIR (or give `stof-onnx plugin build --include`) to the folder that holds NvInfer.h: it is "
+    "in TensorRT's tar archive, in the package libnvinfer-headers-dev, and in the include folder of "
+    "github.com/NVIDIA/TensorRT at the tag of your version; the Python wheels of TensorRT have no headers"
 )
 # Parts of a toolkit that come in a wheel of their own.
 _PARTS = {

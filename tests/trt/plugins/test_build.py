@@ -214,6 +214,29 @@ def test_headers_have_to_fit_the_runtime(machine: Machine, monkeypatch: pytest.M
     assert toolchain.find_headers((8, 6, 1)).version == (9, 3, 0)
 
 
+def test_a_library_serves_without_the_headers_it_was_built_with(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may have been given as --include once."""
+    monkeypatch.delenv("TENSORRT_INCLUDE_DIR")
+    monkeypatch.setattr(toolchain, "_header_folders", lambda: iter(()))
+    with pytest.raises(StofError, match=r"no headers of TensorRT 10\.14\.0.*--include"):
+        plugin_build.plugin_library("10.14")
+    built = plugin_build.plugin_library("10.14", include_dir=machine.headers)
+    assert plugin_build.plugin_library("10.14") == built == plugin_build.plugin_library("11.4")
+    assert cli.main(["plugin", "path", "--tensorrt", "10.14"]) == 0
+    assert capsys.readouterr().out.strip() == str(built)
+    machine.write_headers(11, 1, 0)
+    newer = plugin_build.plugin_library("11.4", include_dir=machine.headers)
+    assert plugin_build.plugin_library("11.4") == newer and plugin_build.plugin_library("10.14") == built
+    for version, architectures in (("8.6.0", "80;90a"), ("10.14", "80")):
+        with pytest.raises(StofError, match="no headers"):
+            plugin_build.plugin_library(version, architectures=architectures)
+    with pytest.raises(StofError, match=r"no NvInfer\.h"):
+        plugin_build.plugin_library("10.14", include_dir=machine.folder)
+    assert machine.builds == 2
+
+
 def test_the_closest_headers_are_taken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = []
     for version in ((10, 0, 1), (11, 4, 0), (10, 14, 1), (8, 6, 0)):
