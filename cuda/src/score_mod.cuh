@@ -2,6 +2,8 @@
 // like a masked one. The switches are read at run time and agree for the whole grid; only the general instances contain
 // this code.
 #pragma once
+#include <type_traits>
+
 #include "dtype.cuh"
 #include "stof/attention.h"
 
@@ -43,9 +45,12 @@ struct ScoreModifier {
   template <int kBlocks8>
   __device__ void apply(const AttentionParams& p, float (&s)[kBlocks8][4], int q, int k, bool padding) const {
     const bool plain = p.softcap <= 0.f && !bias;
-    const float scale = plain ? p.scale * kLog2e : p.scale;
-    each(s, [&](float& x, int, int) { x *= scale; });
-    if (!plain) {
+    const bool done = !plain && p.bias_kind == BiasKind::kRelative && p.softcap <= 0.f && add_relative(p, s, q, k);
+    if (!done) {
+      const float scale = plain ? p.scale * kLog2e : p.scale;
+      each(s, [&](float& x, int, int) { x *= scale; });
+    }
+    if (!plain && !done) {
       if (p.softcap > 0.f) each(s, [&](float& x, int, int) { x = p.softcap * tanhf(x / p.softcap); });
       if (bias) each(s, [&](float& x, int row, int column) { x += bias_at(p, q + row, k + column); });
       each(s, [&](float& x, int, int) { x = to_log2(x); });
@@ -61,6 +66,32 @@ struct ScoreModifier {
   }
 
  private:
+  // Scale, relative bias, log2 units, where all indices of the band are in range. A bias belongs to a distance: that of row
+  // q + 8 and column 8j + k is the one of row q and column 8(j - 1) + k, and is loaded once for both.
+  template <int kBlocks8>
+  __device__ bool add_relative(const AttentionParams& p, float (&s)[kBlocks8][4], int q, int k) const {
+    const int first = k - q - 8 + p.rel_rq - 1;
+    if (first < 0 || first + 8 * kBlocks8 + 1 >= p.rel_len) return false;
+    const T* const at = bias + first;
+    constexpr bool kNarrow = std::is_same_v<T, __half>;  // no fp16 bias leaves the range of fp32 in log2 units
+    const float scale = kNarrow ? p.scale * kLog2e : p.scale;
+    float low[2], high[2];
+#pragma unroll
+    for (int j = 0; j <= kBlocks8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        high[e] = to_float(at[8 * j + e]) * (kNarrow ? kLog2e : 1.f);
+        if (j > 0) {
+          s[j - 1][e] = s[j - 1][e] * scale + high[e];
+          s[j - 1][2 + e] = s[j - 1][2 + e] * scale + low[e];
+          if (!kNarrow) s[j - 1][e] = to_log2(s[j - 1][e]), s[j - 1][2 + e] = to_log2(s[j - 1][2 + e]);
+        }
+        low[e] = high[e];
+      }
+    }
+    return true;
+  }
+
   template <int kBlocks8, typename Function>
   __device__ static void each(float (&s)[kBlocks8][4], Function function) {
 #pragma unroll

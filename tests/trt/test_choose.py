@@ -238,6 +238,12 @@ def test_errors_are_judged_by_the_plain_engine():
     assert not passes(EngineError(0.0, 0.003, 0), EngineError(0, 0, 0), "fp32")
 
 
+def test_without_a_plain_engine_its_usual_error_stands_in():
+    assert passes(EngineError(0.0, 0.0079, 0), None, "fp16")
+    assert not passes(EngineError(0.0, 0.0081, 0), None, "fp16")
+    assert not passes(EngineError(0.0, 0.0, 1), None, "fp16")
+
+
 def test_differences_are_measured_where_both_are_finite():
     nan, inf = np.nan, np.inf
     error = measure({"y": np.array([1.5, nan, inf, nan])}, {"y": np.array([1.0, nan, inf, 2.0])})
