@@ -245,6 +245,22 @@ def test_a_region_that_gains_no_more_than_noise_is_dropped(block: Block, more: f
     assert stays or reasons <= {"no gain beyond the noise", "TensorRT is faster", "another choice of regions is faster"}
 
 
+def test_a_region_that_gains_less_than_another_one_says_so(block: Block) -> None:
+    """A GEMM that gains as a region, and gains more as a part of a larger one, is not called noise."""
+
+    class Growing(Synthetic):
+        def fused(self, region: Region, config: str) -> Measurement:
+            return Measurement(100.0 * len(region.segment.operators) - len(region.segment.operators) ** 2)
+
+        def left(self, piece: Segment) -> Measurement:
+            return Measurement(100.0 * len(piece))
+
+    plan = search([block], Growing(), "fp16", SearchOptions())
+    others = [r for p in plan.blocks.values() for r in p.regions if not r.kept]
+    assert others and {r.reason for r in others} == {"another choice of regions is faster"}
+    assert any(r.left_us is not None and r.fused_us is not None and r.left_us - r.fused_us > 0.3 for r in others)
+
+
 def test_a_block_starts_from_what_an_earlier_one_has_shown(block: Block) -> None:
     """Two layers after one: the choice of the first layer is a start, and each of its regions is timed once."""
     timer = Synthetic(2, share=(0.1, 0.1001))

@@ -124,18 +124,22 @@ def _stage2(
 def _block_plan(key: str, stage: Stage1) -> BlockPlan:
     """What stage 1 kept, and what it tried and left, as the plan says it."""
     space, kept = stage.space, stage.best
-    regions = [_planned(space, kept, span, region) for span, region in kept.items()]
+    noise = stage.least_gain
+    regions = [_planned(space, kept, span, region, noise) for span, region in kept.items()]
     dropped = {s: t for t in stage.trials if t.kept and "drop" in t.move for s in set(t.before) - set(t.after)}
-    regions += [_planned(space, kept, s, space.regions[s], dropped.get(s)) for s in stage.tried - set(kept)]
+    regions += [_planned(space, kept, s, space.regions[s], noise, dropped.get(s)) for s in stage.tried - set(kept)]
     ordered = tuple(sorted(regions, key=lambda r: (r.start, r.stop)))
     left, planned = space.known({}), space.known(kept)
     return BlockPlan(key, space.scheme(kept).text(), space.count, ordered, left, planned)
 
 
 def _planned(
-    space: BlockSpace, kept: dict[Span, Region], span: Span, region: Region, dropped: Trial | None = None
+    space: BlockSpace, kept: dict[Span, Region], span: Span, region: Region, noise: float, dropped: Trial | None = None
 ) -> PlannedRegion:
-    """Beside the kept regions that do not overlap it. `dropped`: the move that took the region out of the choice."""
+    """Beside the kept regions that do not overlap it. `dropped`: the move that took the region out of the choice.
+
+    `noise`: microseconds that are no gain.
+    """
     fused, config = space.ledger.best(region)
     others = {s: r for s, r in kept.items() if s[1] <= span[0] or s[0] >= span[1]}
     without, with_it = space.known(others), space.known({**others, span: region})
@@ -149,14 +153,14 @@ def _planned(
         )
         reason = f"faster than what TensorRT makes of its operators{alone}"
     else:
-        reason = problem or _why_not(fused, left, dropped)
+        reason = problem or _why_not(fused, left, noise, dropped)
     operators = tuple(o.op for o in region.segment.operators)
     us = fused if fused < float("inf") else None
     template = region.instance.template
     return PlannedRegion(*span, region.segment.hash, operators, template, config, us, left, span in kept, reason)
 
 
-def _why_not(fused: float, left: float | None, dropped: Trial | None) -> str:
+def _why_not(fused: float, left: float | None, noise: float, dropped: Trial | None) -> str:
     if fused == float("inf"):
         return "it was not timed"
     if left is not None and fused >= left:
@@ -164,4 +168,5 @@ def _why_not(fused: float, left: float | None, dropped: Trial | None) -> str:
     if dropped is not None and dropped.gain > 0:
         others = f" and {len(dropped.before) - len(dropped.after) - 1} more" if dropped.move == "drop group" else ""
         return f"TensorRT is faster: without it{others} the block takes {dropped.gain:.1f} us less"
-    return "no gain beyond the noise" if left is not None else "another choice of regions is faster"
+    little = left is not None and left - fused <= noise
+    return "no gain beyond the noise" if little else "another choice of regions is faster"
