@@ -14,7 +14,7 @@ from stof_onnx.fusion.search.ledger import Ledger
 
 from benchmarks.fusion_bench.baselines import exhaustive, possible_pieces, price_of_pieces
 from benchmarks.fusion_bench.table import Table, read_tables
-from benchmarks.fusion_search import compare
+from benchmarks.fusion_search import compare, draws
 from tests.fusion.synthetic import CONFIGS, Synthetic, layer_block
 
 
@@ -61,6 +61,20 @@ def test_a_table_is_replayed_as_it_was_measured(tmp_path: Path) -> None:
     (part,) = read_tables(file).values()
     with pytest.raises(StofError, match="no time of"):
         list(compare([block], part, "fp16"))
+
+
+def test_draws_are_of_the_tables_times() -> None:
+    """Off by nothing all draws are the search on the table; off by much they differ, and the table stays as it is."""
+    block, timer = layer_block(), Synthetic(1)
+    table = Table(timer.name, timer)
+    two = [line for line in compare([block], table, "fp16") if line["search"] == "two-stage"]
+    before = dict(table.times)
+    exact = list(draws([block], table, "fp16", 0.0))
+    assert exact[0]["us"] == two[0]["us"] and exact[0]["measurements"] == two[0]["measurements"]
+    others = list(draws([block], table, "fp16", 0.2))
+    assert len({line["us"] for line in others}) == len(others)
+    assert all(line["over_best"] >= 1.0 for line in others)
+    assert table.times == before
 
 
 def test_a_table_offers_as_many_programs_as_the_search_has() -> None:
