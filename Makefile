@@ -7,7 +7,7 @@ DEMO := demo
 # Each test worker stays on one core: the workers are the parallelism.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test grid lint cuda cuda-check plugins setup clean
+.PHONY: demo test grid lint cuda cuda-check cuda-racecheck plugins setup clean
 
 demo: setup
 	@mkdir -p $(DEMO)
@@ -37,6 +37,12 @@ cuda:
 
 cuda-check:
 	$(PYTHON) cuda/check_spills.py
+
+# build/racecheck/libstof_capi.so, for `compute-sanitizer --tool racecheck` on an H100 or H200 (cuda/NOTES_sm90.md says what it changes).
+cuda-racecheck:
+	@cmake -S cuda -B build/racecheck -DCMAKE_BUILD_TYPE=Release -DSTOF_RACECHECK=ON -DSTOF_LINEINFO=ON -DSTOF_ARCHITECTURES=90a \
+	  -DSTOF_PTX= > /dev/null
+	@cmake --build build/racecheck --parallel 2 --target stof_capi
 
 # The TensorRT plugins and what tests drive them with, against the headers in TENSORRT_INCLUDE_DIR or else those of a
 # wheel (10.14's): build/plugins. `stof-onnx plugin build` is the users' way.

@@ -33,6 +33,14 @@ constexpr int kCodeShift = 24;
 constexpr uint32_t kColumnMask = (1u << kCodeShift) - 1;
 constexpr int kSharedLimit = 227 * 1024;
 
+// Arrivals of a warp of consumers at a barrier. One lane's will do, after __syncwarp; for racecheck, which follows every lane's own accesses
+// to its own arrival only, all lanes arrive (make cuda-racecheck; NOTES_sm90.md).
+#ifdef STOF_RACECHECK
+constexpr int kArrivalsPerWarp = 32;
+#else
+constexpr int kArrivalsPerWarp = 1;
+#endif
+
 struct Args {
   CUtensorMap q, k, v, o;
   const int32_t *full_row_ptr, *full_col_idx, *part_row_ptr, *part_col_idx, *row_order, *mask_index;
@@ -70,6 +78,7 @@ struct Config {
   static constexpr int kStageBytes = kTiles * kTileBytes;  // K or V
   static constexpr int kBandBits = kBand * kKeys / 8;      // bytes
   static constexpr int kBitmapBytes = kWarpgroups * kBandBits;
+  static constexpr int kConsumerArrivals = 4 * kWarpgroups * kArrivalsPerWarp;
 
   static constexpr int kQueryAt = 0;
   static constexpr int kOutputAt = kShareQueryOutput ? 0 : kWarpgroups * kBandBytes;
@@ -368,7 +377,7 @@ struct Consumer {
   // One lane arrives for its warp, after all lanes' reads (of the tile's word and bitmap, of the header): __syncwarp orders those before it.
   __device__ __forceinline__ void arrive_for_warp(uint32_t barrier) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
+    if (kArrivalsPerWarp == 32 || lane == 0) barrier_arrive(barrier);
   }
   __device__ __forceinline__ void release_keys(int stage) {
     if constexpr (C::kSplitStages) arrive_for_warp(shared + C::kKeyEmptyAt + 8 * stage);
@@ -684,10 +693,8 @@ struct Consumer {
       if (split) merge();
       if (mine) store(header.y + (split ? 0 : warpgroup), header.w, batch_index, matrix_offset);
       if constexpr (C::kShareQueryOutput) {
-        if (lane == 0) {
-          bulk_wait_read();
-          barrier_arrive(query_empty);
-        }
+        if (lane == 0) bulk_wait_read();
+        arrive_for_warp(query_empty);
       }
     }
     if (lane == 0) bulk_wait_read();
@@ -703,14 +710,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_block_sm90_kernel(co
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(shared + C::kKeyFullAt + 8 * s, 1);
-      barrier_init(shared + C::kKeyEmptyAt + 8 * s, 4 * C::kWarpgroups);
+      barrier_init(shared + C::kKeyEmptyAt + 8 * s, C::kConsumerArrivals);
       if constexpr (C::kSplitStages) {
         barrier_init(shared + C::kValueFullAt + 8 * s, 1);
-        barrier_init(shared + C::kValueEmptyAt + 8 * s, 4 * C::kWarpgroups);
+        barrier_init(shared + C::kValueEmptyAt + 8 * s, C::kConsumerArrivals);
       }
     }
     barrier_init(shared + C::kQueryFullAt, 1);
-    barrier_init(shared + C::kQueryEmptyAt, 4 * C::kWarpgroups);
+    barrier_init(shared + C::kQueryEmptyAt, C::kConsumerArrivals);
     barrier_init_fence();
     prefetch_map(&args.q);
     prefetch_map(&args.k);

@@ -29,6 +29,7 @@ POISON = {
 ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-20}
 GUARD = 4096  # elements
 NAN_ROWS = 8  # after the last key
+SINK_NATS = 10.0  # how far the score of a key that draws every query lies above the others'
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Case:
     f32_math: capi.F32Math = capi.F32Math.FFMA
     splits: int = 1
     split_rows: int = 0
+    # The key that draws every query: none, first, last. Its value is zero, so that the output is what the others leave.
+    sink: str = "none"
 
     def __str__(self) -> str:
         defaults = Case()
@@ -236,6 +239,8 @@ class Inputs:
             self.q = self._tensor(case.heads, case.seq_q, case.dim, 0)
             self.k = self._tensor(case.kv_heads, case.seq_kv, case.dim, NAN_ROWS)
             self.v = self._tensor(case.kv_heads, case.seq_kv, case.v_dim, NAN_ROWS)
+        if case.sink != "none":
+            self._draw_to(0 if case.sink == "first" else case.seq_kv - 1)
         static = allowed_matrix(case, self.rng)
         encoded = encode(static, *case.tile)
         if case.kernel == capi.Kernel.BLOCK_SM90:
@@ -260,6 +265,13 @@ class Inputs:
             view = padded[:, :, :seq]
         view.copy_(self._randn(*shape))
         return view
+
+    def _draw_to(self, key: int) -> None:
+        self.q[..., 0] = 6.0
+        self.k[..., 0] = 0.0
+        self.k[:, :, key] = 0.0
+        self.k[:, :, key, 0] = SINK_NATS / (6.0 * self.scale)
+        self.v[:, :, key] = 0.0
 
     def _key_padding(self) -> torch.Tensor | None:
         case = self.case
