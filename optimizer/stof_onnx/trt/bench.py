@@ -13,7 +13,7 @@ from stof_onnx.files import check_source
 from stof_onnx.options import DimRange
 from stof_onnx.trt.build import BuildOptions, build_engine, tactic_sources
 from stof_onnx.trt.engine_step import ENGINE_SUFFIX, load_engine
-from stof_onnx.trt.manifest import read_manifest
+from stof_onnx.trt.manifest import precision_of, read_manifest
 from stof_onnx.trt.session import EngineSession, Timing
 
 
@@ -91,5 +91,5 @@ def _other(engine: Path, against: Path, shapes: dict[str, tuple[int, ...]]) -> E
         return load_engine(against)
     profile = {name: tuple(DimRange(d, d, d) for d in shape) for name, shape in shapes.items()}
     manifest = read_manifest(engine)
-    precision, half_io = str(manifest.get("precision", "fp16")), bool(manifest.get("half_io", False))
+    precision, half_io = precision_of(manifest), bool(manifest.get("half_io", False))
     return EngineSession(build_engine(against, BuildOptions(precision, profile, half_io=half_io)).data)

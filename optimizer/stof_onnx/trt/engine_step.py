@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from stof_onnx.trt.build import BuildOptions, Profile
 from stof_onnx.trt.choose import EngineResult, lower_options, make_engine, profile_of
 from stof_onnx.trt.compare import EngineError, measure, passes, worst
 from stof_onnx.trt.lower import EMITTED_DOMAIN, Lowered, lower_file, save_lowered
-from stof_onnx.trt.manifest import check_gpu, plugin_library_of, read_manifest
+from stof_onnx.trt.manifest import check_gpu, plugin_library_of, precision_of, read_manifest
 from stof_onnx.trt.session import EngineSession
 from stof_onnx.verify.loaded import loaded_outputs, loaded_samples
 from stof_onnx.verify.roles import InputRole, input_roles
@@ -177,6 +178,16 @@ def verify_engine(model: Path, engine: Path, wanted: OptimizeOptions) -> EngineC
         feeds = opt_feeds(input_roles(proto, ()), fixed, wanted.seed)
     expected = _expected(proto, model.parent, feeds, wanted)
     error = worst(measure(session.run(one), want) for one, want in zip(feeds, expected, strict=True))
-    precision = str(read_manifest(engine).get("precision", "fp16"))
-    plain = read_manifest(engine).get("measured", {}).get("plain", {}).get("error")
-    return EngineCheck(engine, error, precision, passes(error, EngineError(**plain) if plain else None, precision))
+    manifest = read_manifest(engine)
+    precision = precision_of(manifest)
+    return EngineCheck(engine, error, precision, passes(error, _plain_error(manifest), precision))
+
+
+def _plain_error(manifest: Mapping[str, Any]) -> EngineError | None:
+    """What the plain engine was measured to be off by; None where the manifest does not say."""
+    found: Any = manifest
+    for key in ("measured", "plain", "error"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if not isinstance(found, Mapping) or found.keys() != {field.name for field in fields(EngineError)}:
+        return None
+    return EngineError(**found) if all(type(value) in (int, float) for value in found.values()) else None

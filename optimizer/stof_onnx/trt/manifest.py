@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stof_onnx.errors import StofError
 from stof_onnx.files import write_text
+
+_PRECISIONS = ("fp16", "bf16", "fp32")
 
 
 def digest(path: Path) -> str:
@@ -41,9 +44,15 @@ def read_manifest(engine: Path) -> dict[str, Any]:
         values = json.loads(manifest_of(engine).read_text(encoding="utf-8"))
         if not isinstance(values, dict) or values.get("sha256", "") not in ("", digest(engine)):
             return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return values
+
+
+def precision_of(manifest: Mapping[str, Any]) -> str:
+    """The precision that an engine was built in; fp16 where its manifest does not say."""
+    found = manifest.get("precision")
+    return found if found in _PRECISIONS else "fp16"
 
 
 def plugin_library_of(engine: Path) -> Path | None:
