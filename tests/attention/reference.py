@@ -127,6 +127,7 @@ def expected(match: AttentionMatch, values: dict[str, np.ndarray]) -> np.ndarray
         scores = scores + bias
         hidden = np.isneginf(bias)
     allowed = np.broadcast_to(allowed & ~hidden, scores.shape)
+    whole = np.exp(scores - scores.max(-1, keepdims=True))
     scores = np.where(allowed, scores, -np.inf)
     empty = ~allowed.any(-1, keepdims=True)
     top = np.where(empty, 0.0, scores.max(-1, keepdims=True))
@@ -138,7 +139,6 @@ def expected(match: AttentionMatch, values: dict[str, np.ndarray]) -> np.ndarray
     elif match.masked_row is MaskedRow.MEAN:
         weights = np.where(empty, 1.0 / s_kv, weights)
     elif match.masked_row is MaskedRow.SCORES:
-        whole = np.exp(raw - raw.max(-1, keepdims=True))
         weights = np.where(empty, whole / whole.sum(-1, keepdims=True), weights)
     out = weights @ v
     if match.o_layout is Layout.BHSD:

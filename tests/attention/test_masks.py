@@ -342,6 +342,14 @@ def test_row_without_keys(terms, probabilities, row, tmp_path, rng):
     assert match.masked_row is row
 
 
+def test_a_row_without_keys_has_no_bias_where_its_entries_had_none(tmp_path, rng):
+    """A bias of k - q in allowed entries: the vector that other rows have would put it into this one as well."""
+    q, k = np.ogrid[:9, :9]
+    bias = np.where(EMPTY, rng.standard_normal(17)[k - q + 8], -1e4)
+    match = found_in(add(bias), tmp_path, rng, tolerance=8e-3).only
+    assert match.masked_row is MaskedRow.SCORES and match.bias.kind is BiasKind.DENSE
+
+
 @pytest.mark.parametrize("value", [-np.inf, -1e9])
 def test_row_without_keys_in_half_precision(value, tmp_path, rng):
     """-1e9 is -inf in float16."""

@@ -148,7 +148,7 @@ def _softmax_v(q, k, v, arrays, bias, kv, a) -> np.ndarray:
     elif a["masked_row"] == "nan":
         o = np.where(empty, np.nan, o)
     elif a["masked_row"] == "scores":
-        p = np.exp(raw - raw.max(axis=-1, keepdims=True))
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         o = np.where(empty, p / p.sum(axis=-1, keepdims=True) @ v, o)
     return o
 

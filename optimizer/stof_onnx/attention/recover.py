@@ -250,7 +250,8 @@ def _finish(
     if run_time is not None:
         term = run_time.bias
     elif bias is not None:
-        term = bias_term(bias, allowed)
+        # A row without keys keeps the bias. That of masked keys is 0, which a vector for all rows can not hold.
+        term = BiasTerm(BiasKind.DENSE, bias) if meaning is MaskedRow.SCORES else bias_term(bias, allowed)
     return Recovered(
         mask=encode(allowed) if masked else None,
         bias=term,
