@@ -9,7 +9,8 @@ Runtime in float32, calls `stof-onnx optimize --engine`, and lets a fresh proces
 the engine (examples/run_engine.py). A line a model goes to `--out`, as benchmarks.end_to_end describes it; beside that
 `err_loaded` (the fresh process's), `verified` (the portable file was compared with the original in the same run) and
 `seconds`. With `--initial-plan` the command gets the plan of the search's initial scheme, every usual subgraph a
-region, and a second line is that of the engine with attentions and regions.
+region, or else MODEL.plan.json where that lies beside the model; a second line is that of the engine with attentions
+and regions.
 
 With `--slots` several processes build side by side; a timing stops the others (benchmarks.pausing).
 """
@@ -127,7 +128,7 @@ class Prepared:
 
 
 def plan_of(path: Path) -> Path:
-    """The initial scheme's plan for a model."""
+    """The plan for a model."""
     return path.with_suffix(".plan.json")
 
 
@@ -144,7 +145,7 @@ def prepare(path: Path, seed: int, plan: bool = False) -> Prepared:
         fill(model)
     feeds = ExportInfo.load(info_path(path)).random_inputs(np.random.default_rng(seed), padded=False)
     expected = Runner(read_proto(twin(path)), path.parent).run({n: a[:1] for n, a in feeds.items()})
-    if plan:
+    if plan and not plan_of(path).exists():
         from benchmarks.fusion_bench.initial_plan import write_initial_plan
 
         write_initial_plan(path, plan_of(path))
