@@ -22,7 +22,7 @@ from stof_onnx.errors import StofError
 from stof_onnx.options import EngineWishes, FusionWishes, OptimizeOptions, parse_shapes
 
 if TYPE_CHECKING:
-    from stof_onnx.kernels.triton_rows import RowProgram
+    from stof_onnx.kernels.triton_rows import Program
 
 _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a problem (one message on stderr)"
 
@@ -193,7 +193,7 @@ def _kernels(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _programs_of(models: list[Path], dtypes: list[str], arguments: argparse.Namespace) -> list[RowProgram]:
+def _programs_of(models: list[Path], dtypes: list[str], arguments: argparse.Namespace) -> list[Program]:
     if not models:
         return []
     from stof_onnx import pipeline

@@ -15,7 +15,7 @@ from stof_onnx.graph.model import LoadedModel, load_model
 from stof_onnx.graph.read import read_proto
 from stof_onnx.graph.save import check_data_files, check_other_targets, check_target, data_file, stage_model
 from stof_onnx.graph.softmax import rejoin_softmax
-from stof_onnx.kernels.triton_rows import RowProgram
+from stof_onnx.kernels.triton_rows import Program
 from stof_onnx.options import OptimizeOptions
 from stof_onnx.pictures import draw_masks
 from stof_onnx.progress import Progress
@@ -138,9 +138,7 @@ def _loaded(options: OptimizeOptions) -> dict[str, Path | None]:
     return {"loaded inputs": options.load_inputs, "loaded outputs": options.load_outputs}
 
 
-def row_programs(
-    path: Path, options: OptimizeOptions, precisions: Sequence[str], progress: Progress
-) -> list[RowProgram]:
+def row_programs(path: Path, options: OptimizeOptions, precisions: Sequence[str], progress: Progress) -> list[Program]:
     """What kernels of fused regions a search on the model at `path` may ask for, in engines of these precisions.
 
     Raises:

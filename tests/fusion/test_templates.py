@@ -49,6 +49,11 @@ def reference(instance: Instance, values: dict[str, np.ndarray]) -> list[np.ndar
         if a["has_bias"]:
             gate, up = gate + rest[2].reshape(-1), up + rest[3].reshape(-1)
         return [ACTIVATIONS[str(a["activation"])](gate) * up]
+    if instance.template == "gemm_pair":
+        first, second = rest.pop(0), rest.pop(0)
+        hidden = x @ first + (rest.pop(0).reshape(-1) if a["inner_bias"] else 0)
+        y = ACTIVATIONS[str(a["inner"])](hidden) @ second + (rest.pop(0).reshape(-1) if a["outer_bias"] else 0)
+        return [ACTIVATIONS[str(a["outer"])](y) + (rest.pop(0) if a["has_residual"] else 0)]
     s = x @ rest.pop(0) if instance.template == "gemm_norm" else x
     s = s + (rest.pop(0).reshape(-1) if a["has_bias"] else 0)
     s = s + (rest.pop(0) if a["has_residual"] else 0)
@@ -183,6 +188,71 @@ def test_gated_mlp(activation: str, bias: bool, order: int) -> None:
     gate = _activated(b, parts[order], activation)
     instance = check(b, b.op("Mul", gate, parts[1 - order]))
     assert instance.template == "gated_mlp" and instance.attributes == {"activation": activation, "has_bias": bias}
+
+
+def _linear(b: GraphBuilder, x: str, depth: int, width: int, form: str) -> str:
+    """x w (+ bias) as `form` says."""
+    if form.startswith("gemm"):
+        turned = form == "gemm transposed"
+        weight = b.weight(width, depth) if turned else b.weight(depth, width)
+        return b.op("Gemm", x, weight, b.vector(width), transB=int(turned))
+    y = b.op("MatMul", x, b.weight(depth, width))
+    return b.op("Add", y, b.vector(width)) if form == "add" else y
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("form", ["none", "add", "gemm", "gemm transposed"])
+@pytest.mark.parametrize("inner", list(ACTIVATIONS))
+def test_gemm_pairs(inner: str, form: str, seed: int) -> None:
+    """Adapters and low-rank layers: every activation between the products, some behind them; x as the residual."""
+    b = _builder(seed)
+    outer = str(b.rng.choice(list(ACTIVATIONS)))
+    residual, own = seed != 1, seed == 2
+    rows = [24] if form.startswith("gemm") else [2, 12]
+    x = b.input("x", *rows, 32)
+    hidden = _activated(b, _linear(b, x, 32, 16, form), inner)
+    y = _activated(b, _linear(b, hidden, 16, 32, "add" if form == "none" and own else form), outer)
+    if residual:
+        y = b.op("Add", x if own else b.input("r", *rows, 32), y)
+    instance = check(b, y)
+    assert instance.template == "gemm_pair" and instance.gemms == 2
+    assert instance.attributes == {
+        "hidden": 16,
+        "inner": inner,
+        "outer": outer,
+        "inner_bias": int(form != "none"),
+        "outer_bias": int(form != "none" or own),
+        "has_residual": int(residual),
+    }
+    assert len(instance.transposed) == (2 if form == "gemm transposed" else 0)
+    assert (instance.rows, instance.width, instance.depth, instance.rank) == (24, 32, 32, len(rows) + 1)
+
+
+def test_what_no_pair_of_gemms_is() -> None:
+    def pair(depth: int, hidden: int, width: int) -> tuple[GraphBuilder, str, str]:
+        b = _builder(depth + hidden + width)
+        first = b.op("MatMul", b.input("x", 2, 12, depth), b.weight(depth, hidden))
+        return b, first, b.op("MatMul", b.op("Relu", first), b.weight(hidden, width))
+
+    b, _, y = pair(16, 136, 16)
+    assert "at most 128 stay on the chip" in _refused(b, y)
+    b, _, y = pair(16, 12, 16)
+    assert "multiples of 8" in _refused(b, y)
+    b, hidden, y = pair(16, 8, 16)
+    assert "more than one" in _refused(b, y, hidden)
+    b = _builder(0)
+    first = b.op("MatMul", b.input("x", 2, 12, 16), b.weight(16, 8))
+    total = b.op("Add", first, b.input("r", 2, 12, 8))
+    assert "between the two" in _refused(b, b.op("MatMul", total, b.weight(8, 16)))
+    b = _builder(1)
+    activated = b.op("Relu", b.input("x", 2, 12, 16))
+    first = b.op("MatMul", activated, b.weight(16, 8))
+    assert "ahead of the first" in _refused(b, b.op("MatMul", first, b.weight(8, 16)))
+    b = _builder(2)
+    last = b.op("MatMul", b.input("x", 2, 12, 16), b.weight(16, 8))
+    for width in (16, 8):
+        last = b.op("MatMul", last, b.weight(24 - width, width))
+    assert "3 GEMMs, at most 2" in _refused(b, last)
 
 
 def _norm(b: GraphBuilder, s: str, kind: str, scale: bool, shift: bool, spelling: str) -> str:

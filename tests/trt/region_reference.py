@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
-from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, reference
+from stof_onnx.kernels.gemm_pair import GemmPair
+from stof_onnx.kernels.triton_rows import Config, Program, RowProgram, reference
 
 _erf = np.vectorize(math.erf)
 ACTIVATIONS = {
@@ -21,9 +22,12 @@ ACTIVATIONS = {
 }
 
 
-def as_text(items: Sequence[tuple[RowProgram, RowConfig, int]], arch: int) -> list[str]:
+def as_text(items: Sequence[tuple[Program, Config, int]], arch: int) -> list[str]:
     """In place of compiled programs: what they compute, and for which rank."""
-    return [json.dumps({"program": program.to_json(), "rank": rank}) for program, _, rank in items]
+    return [
+        json.dumps({"pair": isinstance(program, GemmPair), "program": program.to_json(), "rank": rank})
+        for program, _, rank in items
+    ]
 
 
 def rotated(y: np.ndarray, rotation: np.ndarray, columns: int, head_dim: int) -> np.ndarray:
@@ -43,6 +47,8 @@ def region(inputs: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
     if a["template"] == "cubin":
         held = json.loads(a["program"])
         assert x.ndim == held["rank"], "a program is for tensors of one rank"
+        if held["pair"]:
+            return [gemm_pair(GemmPair.from_json(held["program"]), x, inputs[1:])]
         program = RowProgram.from_json(held["program"])
         arrays = [v.reshape(-1, program.cols) if v.ndim > 1 else v for v in inputs]
         return [y.reshape(x.shape) for y in reference(program, arrays)]
@@ -67,6 +73,19 @@ def region(inputs: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:
         y = y + residual
     assert not rest
     return [y]
+
+
+def gemm_pair(pair: GemmPair, x: np.ndarray, rest: list[np.ndarray]) -> np.ndarray:
+    """Two products in a row, not rounded in between."""
+    (first, second), rest = rest[:2], rest[2:]
+    assert first.shape == (x.shape[-1], pair.hidden) == (pair.depth, pair.hidden)
+    assert second.shape == (pair.hidden, pair.width)
+    assert len(rest) == pair.inner_bias + pair.outer_bias + pair.residual
+    biases = [rest.pop(0) if flag else np.zeros(1) for flag in (pair.inner_bias, pair.outer_bias)]
+    assert all(bias.ndim == 1 for bias in biases)
+    hidden = ACTIVATIONS[pair.inner](x @ first.astype(np.float64) + biases[0])
+    y = ACTIVATIONS[pair.outer](hidden @ second.astype(np.float64) + biases[1])
+    return y + rest[0] if pair.residual else y
 
 
 def gemm_norm(x: np.ndarray, rest: list[np.ndarray], a: dict[str, Any]) -> list[np.ndarray]:

@@ -17,7 +17,8 @@ from stof_onnx.fusion.functions import NORM_ATTRIBUTES
 from stof_onnx.fusion.search import Measurement
 from stof_onnx.fusion.search.roofline import Roofline
 from stof_onnx.graph.proto_graph import attributes_of
-from stof_onnx.kernels import gemm
+from stof_onnx.kernels import gemm, gemm_pair
+from stof_onnx.kernels.gemm_pair import GemmPair
 from stof_onnx.kernels.select import Device
 from stof_onnx.trt import region_nodes
 from stof_onnx.trt.lower import Lowered, LowerOptions, lower_file
@@ -38,12 +39,16 @@ def fuse_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STOF_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def exact(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with weights that fp16 holds exactly, so that engines in fp16 have the same ones."""
+def exact(model: onnx.ModelProto, smallest: int = 1) -> onnx.ModelProto:
+    """The model with weights that fp16 holds exactly, so that engines in fp16 have the same ones.
+
+    Args:
+        smallest: elements of a tensor that counts as a weight: rounded numbers of a GELU make it a chain of operators.
+    """
     for tensor in model.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) in (1, 2):
-            value = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+        value = numpy_helper.to_array(tensor)
+        if tensor.data_type == onnx.TensorProto.FLOAT and value.ndim in (1, 2) and value.size >= smallest:
+            tensor.CopyFrom(numpy_helper.from_array(value.astype(np.float16).astype(np.float32), tensor.name))
     return model
 
 
@@ -138,6 +143,26 @@ def test_norms_behind_their_gemms(tmp_path, rng, monkeypatch, pre_norm, decompos
         kept[a["keep_sum"]] += 1
     assert sum(kept.values()) >= 5 and bool(kept[1]) == pre_norm
     check(model, lowered, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_two_gemms_in_one_node(tmp_path, rng, monkeypatch, decomposed):
+    """Where that is fastest, and what lies between them is narrow: one node computes an FFN of 128 columns."""
+    monkeypatch.setattr(gemm_pair, "estimate_us", lambda *_: 1.0)
+    spec = EncoderSpec(3, 32, 2, "batch", "seq", "separate", False, decomposed, seed=int(rng.integers(1 << 30)))
+    model = exact(build_encoder(spec, MASK), smallest=2)
+    path = optimize(tmp_path, model, "--tune-budget", "60s", "--shape", f"x:1x8x32:2x{SEQ}x32")
+    functions = onnx.load(str(path)).functions
+    assert sum("inner_bias" in f.attribute for f in functions) == 1, "equal layers share one"
+    sizes = {"x": (2, SEQ, 32)}
+    lowered = lower_file(path, LowerOptions(device=Device(80), opt_sizes=sizes, largest_sizes=sizes))
+    programs = [a["program"] for n in regions(lowered.model) if (a := attributes_of(n))["template"] == "cubin"]
+    pairs = [held for held in map(json.loads, programs) if held["pair"]]
+    assert len(pairs) == 3 and {held["rank"] for held in pairs} == {2}
+    wanted = GemmPair(32, 128, 32, "fp16", "gelu_erf", "none", True, True, True)
+    assert {GemmPair.from_json(held["program"]) for held in pairs} == {wanted}
+    for batch, seq in ((2, SEQ), (1, 8)):
+        check(model, lowered, {"x": rng.standard_normal((batch, seq, 32), np.float32)})
 
 
 def test_without_regions_the_engine_gets_the_operators(tmp_path, rng):

@@ -13,12 +13,14 @@ from stof_onnx.fusion.templates import Instance
 
 PREFIX = "StofFusedRegion"
 NORM_ATTRIBUTES = ("kind", "epsilon", "has_bias", "has_residual", "has_scale", "has_shift", "keep_sum")
+PAIR_ATTRIBUTES = ("hidden", "inner", "outer", "inner_bias", "outer_bias", "has_residual")
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "gemm_epilogue": ("activation", "has_bias", "has_residual", "transposed"),
     "gated_mlp": ("activation", "has_bias", "transposed"),
     "projections": ("has_bias",),
     "norm": (*NORM_ATTRIBUTES, "vectors"),
     "gemm_norm": (*NORM_ATTRIBUTES, "transposed", "vectors"),
+    "gemm_pair": (*PAIR_ATTRIBUTES, "transposed", "vectors"),
     "chain": ("vectors",),
 }
 _COMMON = ("template", "config")

@@ -1,4 +1,4 @@
-"""Every row program that the search may ask a kernel for: what can be compiled before it runs."""
+"""Every program that the search may ask a kernel for: what can be compiled before it runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stof_onnx.fusion.segment import block_hash
 from stof_onnx.fusion.sequence import find_blocks
 from stof_onnx.fusion.templates import GEMM_TEMPLATES
 from stof_onnx.fusion.tensors import Tensors
-from stof_onnx.kernels.triton_rows import RowProgram
+from stof_onnx.kernels.triton_rows import Program
 
 
-def region_programs(tensors: Tensors, precision: str) -> list[RowProgram]:
-    """The programs of all possible regions without a GEMM, each once.
+def region_programs(tensors: Tensors, precision: str) -> list[Program]:
+    """The programs of all possible regions whose kernels are not in the plugin library, each once.
 
     Args:
         tensors: of a model whose attentions are replaced, with the sizes to tune for.

@@ -1,4 +1,4 @@
-"""`stof-onnx kernels compile`: row programs compiled ahead of time, into a cache that other machines can use."""
+"""`stof-onnx kernels compile`: kernels compiled ahead of time, into a cache that other machines can use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stof_onnx.files import read_source
 from stof_onnx.kernels.triton_rows.build import compile_kernels
 from stof_onnx.kernels.triton_rows.cache import KernelCache
 from stof_onnx.kernels.triton_rows.compile import kernel_requests
-from stof_onnx.kernels.triton_rows.configs import configurations
 from stof_onnx.kernels.triton_rows.ir import RowProgram
 from stof_onnx.kernels.triton_rows.library import standard_programs
+from stof_onnx.kernels.triton_rows.programs import Program, configurations
 
 
 def compile_command(
     files: Sequence[Path],
-    given: Sequence[RowProgram],
+    given: Sequence[Program],
     widths: Sequence[int],
     dtypes: Sequence[str],
     archs: Sequence[int],
@@ -32,7 +32,7 @@ def compile_command(
     """Compiles every configuration of programs, unless the cache has it, and prints what there is now.
 
     Args:
-        files: programs as JSON (RowProgram.to_json), one or more lines a file.
+        files: row programs as JSON (RowProgram.to_json), one or more lines a file.
         given: more programs.
         widths, dtypes: also the standard programs at these row widths, in these types.
         archs: GPU architectures, compute capability times ten.
@@ -42,7 +42,7 @@ def compile_command(
     Raises:
         StofError: a file holds no programs, nothing is asked for, or a kernel does not compile.
     """
-    programs = [program for file in files for program in _read(file)] + list(given)
+    programs: list[Program] = [*(program for file in files for program in _read(file)), *given]
     programs += [p for cols in widths for dtype in dtypes for p in standard_programs(cols, dtype).values()]
     if not programs:
         raise StofError(

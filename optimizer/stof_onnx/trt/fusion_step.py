@@ -23,7 +23,7 @@ from stof_onnx.fusion.sequence import Block, find_blocks
 from stof_onnx.fusion.tensors import Tensors
 from stof_onnx.graph.export import ExportedModel
 from stof_onnx.graph.model import LoadedModel
-from stof_onnx.kernels.triton_rows import RowProgram
+from stof_onnx.kernels.triton_rows import Program
 from stof_onnx.options import DimRange, FusionWishes, OptimizeOptions
 from stof_onnx.progress import Progress
 from stof_onnx.trt import availability, cuda
@@ -114,8 +114,8 @@ def fuse(
     return result
 
 
-def programs_of(model: LoadedModel, exported: ExportedModel, precision: str) -> list[RowProgram]:
-    """The row programs that a search on this model may ask kernels for.
+def programs_of(model: LoadedModel, exported: ExportedModel, precision: str) -> list[Program]:
+    """The programs that a search on this model may ask kernels for.
 
     Raises:
         StofError: the sizes to tune for are not known.

@@ -15,6 +15,7 @@ from onnx import helper, inliner
 
 from stof_onnx.errors import StofError
 from stof_onnx.fusion.functions import NORM_ATTRIBUTES, PREFIX, is_region
+from stof_onnx.fusion.pairs import pair_of
 from stof_onnx.fusion.row_programs import row_program
 from stof_onnx.fusion.templates import GEMM_TEMPLATES
 from stof_onnx.fusion.tensors import FLOATS
@@ -22,12 +23,13 @@ from stof_onnx.graph.proto_graph import ProtoGraph, attributes_of
 from stof_onnx.graph.proto_shapes import SymbolicShapes
 from stof_onnx.kernels import gemm
 from stof_onnx.kernels.select import Device
-from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, compile_programs
+from stof_onnx.kernels.triton_rows import Config, Program, compile_programs, parse_config
 
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", "stof"
 RANK = "rank"  # of a plugin node between the two steps
 _LEAST_ARCH, _GEMM_ARCH, _GEMM_DTYPES = 80, 90, ("fp16", "bf16")
-Compile = Callable[[Sequence[tuple[RowProgram, RowConfig, int]], int], list[str]]
+_WEIGHTS = {"gemm_epilogue": 1, "gated_mlp": 2, "gemm_norm": 1, "gemm_pair": 2}
+Compile = Callable[[Sequence[tuple[Program, Config, int]], int], list[str]]
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Pending:
         projections: of an attention, for being packed: the configuration, the engine's type, and the region's report.
     """
 
-    programs: dict[str, tuple[RowProgram, RowConfig]] = field(default_factory=dict)
+    programs: dict[str, tuple[Program, Config]] = field(default_factory=dict)
     projections: dict[str, PackedRegion] = field(default_factory=dict)
 
 
@@ -154,7 +156,7 @@ def settle_programs(
             node.attribute.append(helper.make_attribute("program", text))
 
 
-def _compile(items: Sequence[tuple[RowProgram, RowConfig, int]], arch: int) -> list[str]:
+def _compile(items: Sequence[tuple[Program, Config, int]], arch: int) -> list[str]:
     return [program.base64() for program in compile_programs(items, (arch,))]
 
 
@@ -214,7 +216,8 @@ class _Region:
         else:
             result.template, kept = "cubin", {}
             try:
-                program, config = self._program(function), RowConfig.parse(result.config)
+                program = self._program(function)
+                config = parse_config(program, result.config)
                 _compile([(program, config, 2)], self.device.arch)  # another rank takes the same kernel, from the cache
             except StofError as error:
                 result.template, result.reason = "", str(error)
@@ -267,7 +270,7 @@ class _Region:
         """Weights and vectors as the kernel reads them, by place; or what is in the way."""
         found: dict[int, str] = {}
         transposed, vectors = (int(self.attributes.get(name, 0)) for name in ("transposed", "vectors"))  # type: ignore[call-overload]
-        weights = {"gemm_epilogue": 1, "gated_mlp": 2, "gemm_norm": 1}.get(self.template, 0)
+        weights = _WEIGHTS.get(self.template, 0)
         for place, name in enumerate(self.node.input):
             weight = 1 <= place <= weights
             bias = self.template in GEMM_TEMPLATES and place > weights and self._is_bias(place, weights)
@@ -298,10 +301,15 @@ class _Region:
         stored = stored.T if turned else stored
         return self.graph.add_constant(made, stored.reshape(-1) if flat else stored)
 
-    def _program(self, function: onnx.FunctionProto) -> RowProgram:
+    def _program(self, function: onnx.FunctionProto) -> Program:
         width = self.shapes.dim(self.node.input[0], -1)
         if not isinstance(width, int):
             raise StofError("the last axis of its input is not known", self.node.name)
+        if self.template == "gemm_pair":
+            out = self.shapes.dim(self.node.output[0], -1)
+            if not isinstance(out, int):
+                raise StofError("the last axis of its output is not known", self.node.name)
+            return pair_of(self.attributes, width, out, self.dtype)
         vectors = int(self.attributes["vectors"])  # type: ignore[call-overload]
         inputs = list(function.input)
         named = [name for place, name in enumerate(inputs) if vectors >> place & 1]

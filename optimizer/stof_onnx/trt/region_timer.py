@@ -32,7 +32,8 @@ from stof_onnx.kernels import gemm
 from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
 from stof_onnx.kernels.cubin_run import LoadedProgram
 from stof_onnx.kernels.fused_capi import CUBLASLT_CONFIG, Activation, FusedLibrary, FusedParams, Norm, Template
-from stof_onnx.kernels.triton_rows import RowConfig, compile_program, compile_programs, configurations
+from stof_onnx.kernels.gemm_pair import GemmPair
+from stof_onnx.kernels.triton_rows import compile_program, compile_programs, parse_config, ranked
 from stof_onnx.options import EngineWishes
 from stof_onnx.trt import availability, cuda, turns
 from stof_onnx.trt.build import BuildOptions, build_engine, tactic_sources
@@ -97,7 +98,7 @@ class GpuTimer:
             return self._gemm_configs(instance) if dtype in _DTYPES else ()
         try:
             program = program_of(region, self.options.precision)
-            found = configurations(program)[: self.programs]
+            found = ranked(program, instance.rows, gemm.H200)[: self.programs]
             compile_programs([(program, config, 2) for config in found], (self.arch,))
         except StofError as error:
             _log.info("no kernel for %s: %s", instance.template, error)
@@ -162,13 +163,20 @@ class GpuTimer:
         """Microseconds of a compiled program, and the seconds that compiling took."""
         start = time.monotonic()
         program = program_of(region, self.options.precision)
-        compiled = compile_program(program, RowConfig.parse(config), (self.arch,), 2)
+        compiled = compile_program(program, parse_config(program, config), (self.arch,), 2)
         built = time.monotonic() - start
         instance, dtype = region.instance, self._dtype(region)
         full = instance.rows, instance.width
-        shapes = [(instance.width,) if name in instance.vectors else full for name in instance.inputs]
+        shapes: list[tuple[int, ...]] = [
+            (instance.width,) if name in instance.vectors else full for name in instance.inputs
+        ]
+        scales: list[float] = []
+        if isinstance(program, GemmPair):
+            shapes = list(program.shapes(instance.rows).values())
+            scales = [shape[0] ** -0.5 if i in (1, 2) else 1.0 for i, shape in enumerate(shapes)]
         loaded = LoadedProgram(compiled)
-        with random_buffers(shapes, dtype) as inputs, random_buffers([full] * len(instance.outputs), dtype) as outputs:
+        made = random_buffers([full] * len(instance.outputs), dtype)
+        with random_buffers(shapes, dtype, scales) as inputs, made as outputs:
             stream = cuda.call("cudaStreamCreate")
             try:
                 with turns.alone():

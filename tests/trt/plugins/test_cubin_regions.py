@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from stof_onnx.kernels.cubin_program import CubinProgram, KernelImage
+from stof_onnx.kernels.gemm_pair import GemmPair
+from stof_onnx.kernels.gemm_pair import configurations as pair_configurations
 from stof_onnx.kernels.triton_rows import RowProgram
 from stof_onnx.kernels.triton_rows.compile import assemble
 from stof_onnx.kernels.triton_rows.configs import configurations
@@ -83,6 +85,33 @@ def test_every_program_is_planned(region_host: Host, name: str, rank: int) -> No
     assert shapes and [shape[:-1] for shape in shapes] == [tuple(-d for d in leading)] * outputs
     assert [shape[-1] for shape in shapes] == [t.dims[-1] for t in wanted]  # the columns stay known
     assert region_host.log() == ""
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_pair_of_gemms_is_planned(region_host: Host, dtype: str, rank: int) -> None:
+    """Weights are inputs of fixed sizes, the residual has the rows of x, and nothing else fits."""
+    pair = GemmPair(768, 64, 200, dtype, "relu", "none", True, True, True)
+    image = KernelImage(90, "pair", 128, 0, 2, elf())
+    program = assemble(pair, pair_configurations(pair)[0], rank, [image, image])
+    leading, kind = (5, 40)[3 - rank :], TYPES[dtype]
+    named_dims = {"x": (*leading, 768), "residual": (*leading, 200)}
+    inputs = [Tensor(named_dims.get(name, sizes), kind) for name, sizes in pair.inputs.items()]
+    plugin = create(region_host, program)
+    assert plugin.output_shapes(inputs, 1) == [(*leading, 200)]
+    assert plugin.configure([*inputs, Tensor((*leading, 200), kind)], 1) == 0
+    assert region_host.log() == ""
+    restored = region_host.deserialize(plugin.serialize())
+    assert restored and restored.configure([*inputs, Tensor((*leading, 200), kind)], 1) == 0
+    for place, dims, words in (
+        (0, (*leading, 776), "of input 0 is 776 instead of 768"),
+        (1, (768, 72), "axis 1 of input 1 is 72 instead of 64"),
+        (2, (72, 200), "axis 0 of input 2 is 72 instead of 64"),
+        (5, (*leading[:-1], 41, 200), "of input 5 is 41 instead of 40"),
+    ):
+        wrong = [*inputs, Tensor((*leading, 200), kind)]
+        wrong[place] = Tensor(dims, kind)
+        assert_refused(create(region_host, program), wrong, words, outputs=1)
 
 
 def test_outputs_are_declared_as_inputs_of_their_type_are(region_host: Host) -> None:

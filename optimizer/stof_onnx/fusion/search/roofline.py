@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from stof_onnx.fusion.pairs import pair_of
 from stof_onnx.fusion.row_programs import row_program
 from stof_onnx.fusion.search.timer import Measurement, Region
 from stof_onnx.fusion.segment import Segment
 from stof_onnx.fusion.templates import GEMM_TEMPLATES
 from stof_onnx.kernels import gemm
-from stof_onnx.kernels.triton_rows import RowConfig, RowProgram, configurations, estimate_us
+from stof_onnx.kernels.gemm_pair import DTYPES
+from stof_onnx.kernels.triton_rows import Program, estimate_us, parse_config, ranked
 
 _BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 _MOVES = frozenset({"Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze"})
@@ -46,7 +48,9 @@ class Roofline:
                 return ()
             sizes = instance.rows, instance.width, instance.depth
             return gemm.ranked(instance.kernel, *sizes, self.device, instance.activation)
-        return [config.name for config in configurations(program_of(region, self.precision))]
+        if instance.template == "gemm_pair" and self.precision not in DTYPES:
+            return ()
+        return [config.name for config in ranked(program_of(region, self.precision), instance.rows, self.device)]
 
     def fused(self, region: Region, config: str) -> Measurement:
         instance = region.instance
@@ -55,9 +59,8 @@ class Roofline:
             product_us = gemm.estimate_us(instance.kernel, config, *sizes, self.device, instance.activation)
             residual = instance.rows * instance.width if instance.attributes.get("has_residual") else 0
             return Measurement(product_us + self._read(residual))
-        RowConfig.parse(config)
         program = program_of(region, self.precision)
-        return Measurement(estimate_us(program, instance.rows, self.device.bandwidth, self.device.launch_us))
+        return Measurement(estimate_us(program, parse_config(program, config), instance.rows, self.device))
 
     def left(self, piece: Segment) -> Measurement:
         total, stretch = 0.0, list[str]()
@@ -113,10 +116,16 @@ class Roofline:
         return self.device.launch_us + moved / self.device.bandwidth * 1e6
 
 
-def program_of(region: Region, precision: str) -> RowProgram:
-    """The row program of a region without a GEMM, for engines of this precision."""
+def program_of(region: Region, precision: str) -> Program:
+    """What is compiled ahead for a region, for engines of this precision.
+
+    Raises:
+        StofError: no kernel computes it in this precision.
+    """
     instance, segment = region.instance, region.segment
     dtype = precision if instance.dtype == "fp32" else instance.dtype
+    if instance.template == "gemm_pair":
+        return pair_of(instance.attributes, instance.depth, instance.width, dtype)
     nodes = [operator.node for operator in segment.operators]
     value = segment.block.tensors.value
     return row_program(nodes, instance.inputs, instance.vectors, instance.outputs, instance.width, dtype, value)

@@ -7,6 +7,7 @@ from stof_onnx.fusion.templates.algebra import Algebra, Unsupported
 from stof_onnx.fusion.templates.chain import chain
 from stof_onnx.fusion.templates.gemm import gated_mlp, gemm_epilogue, projections
 from stof_onnx.fusion.templates.gemm_norm import gemm_norm
+from stof_onnx.fusion.templates.gemm_pair import gemm_pair
 from stof_onnx.fusion.templates.norm import norm
 from stof_onnx.fusion.templates.types import GEMM_TEMPLATES, Instance, NoMatch, Template
 
@@ -36,6 +37,8 @@ def _recognise(segment: Segment) -> Instance | NoMatch:
             return found
         if len(segment.outputs) > 1:
             return NoMatch("more than one of its tensors is read outside")
-        return gemm_epilogue(segment, algebra) if gemms == 1 else gated_mlp(segment, algebra)
+        if gemms == 1:
+            return gemm_epilogue(segment, algebra)
+        return gated_mlp(segment, algebra) if segment.gemms == 1 else gemm_pair(segment, algebra)
     except Unsupported as unsupported:
         return NoMatch(str(unsupported))

@@ -7,7 +7,7 @@ once, where the original rounds after every operator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stof_onnx.fusion.projections import projections_of
 from stof_onnx.fusion.segment import Segment
@@ -17,6 +17,17 @@ from stof_onnx.fusion.templates.types import Instance, NoMatch, Template
 
 Attributes = dict[str, int | float | str]
 MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Product:
+    """As `Linear`, of an expression x."""
+
+    x: int
+    weight: str
+    transposed: bool
+    bias: str = ""
+    residual: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,25 +43,35 @@ class Linear:
 
 def gemm_epilogue(segment: Segment, a: Algebra) -> Instance | NoMatch:
     """activation(x w + bias) + residual, each part but the product optional."""
-    out = a.of(segment.outputs[0])
-    name, inner = activation_of(a, *a.factors(out)) or ("none", out)
+    activated = with_activation(a, a.of(segment.outputs[0]))
+    if isinstance(activated, NoMatch):
+        return activated
+    name, found = activated
+    x = a.form(found.x)
+    if x[0] != "input":
+        return NoMatch("something is computed ahead of the GEMM")
+    inputs = [str(x[1]), found.weight, *filter(None, (found.bias, found.residual))]
+    attributes: Attributes = {
+        "activation": name,
+        "has_bias": int(bool(found.bias)),
+        "has_residual": int(bool(found.residual)),
+    }
+    turned = (found.weight,) if found.transposed else ()
+    return _instance(segment, a, "gemm_epilogue", inputs, attributes, turned)
+
+
+def with_activation(a: Algebra, e: int) -> tuple[str, Product] | NoMatch:
+    """An expression as activation(x w + bias) + residual: the activation, and the rest."""
+    name, inner = activation_of(a, *a.factors(e)) or ("none", e)
     residual = ""
-    if name == "none" and (split := _outer_residual(a, out)) is not None:
+    if name == "none" and (split := _outer_residual(a, e)) is not None:
         name, inner, residual = split
-    found = linear(a, inner)
+    found = product(a, inner)
     if isinstance(found, NoMatch):
         return found
     if found.residual and (residual or name != "none"):
         return NoMatch("something is added ahead of the activation")
-    residual = residual or found.residual
-    inputs = [found.x, found.weight, *filter(None, (found.bias, residual))]
-    attributes: Attributes = {
-        "activation": name,
-        "has_bias": int(bool(found.bias)),
-        "has_residual": int(bool(residual)),
-    }
-    turned = (found.weight,) if found.transposed else ()
-    return _instance(segment, a, "gemm_epilogue", inputs, attributes, turned)
+    return name, replace(found, residual=residual or found.residual)
 
 
 def gated_mlp(segment: Segment, a: Algebra) -> Instance | NoMatch:
@@ -108,18 +129,27 @@ def _outer_residual(a: Algebra, e: int) -> tuple[str, int, str] | None:
 
 
 def linear(a: Algebra, e: int) -> Linear | NoMatch:
-    """An expression as x w + bias + residual."""
+    """An expression as x w + bias + residual of a tensor x."""
+    found = product(a, e)
+    if isinstance(found, NoMatch):
+        return found
+    x = a.form(found.x)
+    if x[0] != "input":
+        return NoMatch("something is computed ahead of the GEMM")
+    return Linear(str(x[1]), found.weight, found.transposed, found.bias, found.residual)
+
+
+def product(a: Algebra, e: int) -> Product | NoMatch:
+    """An expression as x w + bias + residual, whatever x is."""
     constant, terms = a.terms(e)
     if constant or any(coefficient != 1.0 for coefficient, _ in terms):
         return NoMatch("its GEMM is scaled, or a number is added")
-    found: dict[str, str | bool] = {}
+    found: dict[str, str | bool | int] = {}
     for _, term in terms:
         form, kind = a.form(term), a.shapes[term].kind
         if form[0] == "matmul":
-            x = a.form(form[1])  # type: ignore[arg-type]
-            if x[0] != "input":
-                return NoMatch("something is computed ahead of the GEMM")
-            parts: dict[str, str | bool] = {"x": str(x[1]), "weight": str(form[2]), "transposed": bool(form[3])}
+            x = int(form[1])  # type: ignore[call-overload]
+            parts: dict[str, str | bool | int] = {"x": x, "weight": str(form[2]), "transposed": bool(form[3])}
         elif form[0] == "input" and kind == VECTOR:
             parts = {"bias": str(form[1])}
         elif form[0] == "input" and kind == FULL:
@@ -131,7 +161,7 @@ def linear(a: Algebra, e: int) -> Linear | NoMatch:
         found |= parts
     if "x" not in found:
         return NoMatch("there is no GEMM")
-    return Linear(**found)  # type: ignore[arg-type]
+    return Product(**found)  # type: ignore[arg-type]
 
 
 def _instance(

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Template = Literal["gemm_epilogue", "gated_mlp", "gemm_norm", "projections", "norm", "chain"]
+Template = Literal["gemm_epilogue", "gated_mlp", "gemm_norm", "gemm_pair", "projections", "norm", "chain"]
+# Those whose kernels are in the plugin library; of the others they are compiled ahead of time.
 GEMM_TEMPLATES = ("gemm_epilogue", "gated_mlp", "gemm_norm", "projections")
+
+_GEMMS = {"gemm_epilogue": 1, "gated_mlp": 2, "gemm_norm": 1, "gemm_pair": 2, "projections": 3}
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Instance:
     @property
     def gemms(self) -> int:
         """Weights it multiplies by."""
-        return {"gemm_epilogue": 1, "gated_mlp": 2, "gemm_norm": 1, "projections": 3}.get(self.template, 0)
+        return _GEMMS.get(self.template, 0)
 
     @property
     def activation(self) -> str:

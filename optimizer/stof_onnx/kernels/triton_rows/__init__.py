@@ -6,7 +6,7 @@ time, without a GPU; `compile.py` packs the result into what a plugin node carri
 """
 
 from stof_onnx.kernels.triton_rows.compile import compile_program, compile_programs
-from stof_onnx.kernels.triton_rows.configs import Cost, RowConfig, configurations, cost, estimate_us
+from stof_onnx.kernels.triton_rows.configs import Cost, RowConfig, cost
 from stof_onnx.kernels.triton_rows.ir import Input, Kind, Op, Output, RowBuilder, RowProgram, describe
 from stof_onnx.kernels.triton_rows.library import (
     ACTIVATIONS,
@@ -18,15 +18,18 @@ from stof_onnx.kernels.triton_rows.library import (
     rms_norm,
     silu,
 )
+from stof_onnx.kernels.triton_rows.programs import Config, Program, configurations, estimate_us, parse_config, ranked
 from stof_onnx.kernels.triton_rows.reference import reference
 
 __all__ = [
     "ACTIVATIONS",
+    "Config",
     "Cost",
     "Input",
     "Kind",
     "Op",
     "Output",
+    "Program",
     "RowBuilder",
     "RowConfig",
     "RowProgram",
@@ -41,6 +44,8 @@ __all__ = [
     "gelu_tanh",
     "layer_norm",
     "norm_program",
+    "parse_config",
+    "ranked",
     "reference",
     "rms_norm",
     "silu",

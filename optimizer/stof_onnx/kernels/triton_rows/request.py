@@ -23,6 +23,7 @@ class KernelRequest:
         aligned: whether it may assume that pointers are multiples of 16.
         warps: of a thread block.
         arch: compute capability times ten.
+        stages: of loops that load what products of matrices read; None: Triton's own choice.
     """
 
     source: str
@@ -31,6 +32,7 @@ class KernelRequest:
     aligned: bool
     warps: int
     arch: int
+    stages: int | None = None
 
     def __post_init__(self) -> None:
         if not 80 <= self.arch <= 999:
@@ -43,7 +45,8 @@ class KernelRequest:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(self.__dict__, separators=(",", ":"))
+        data = {name: value for name, value in self.__dict__.items() if value is not None}
+        return json.dumps(data, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> KernelRequest:

@@ -30,7 +30,8 @@ def compile_request(request: KernelRequest, folder: Path) -> KernelImage:
     pointers = [i for i, (_, kind) in enumerate(request.signature) if kind.startswith("*")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in pointers} if request.aligned else {}
     source = ASTSource(getattr(module, request.kernel), dict(request.signature), {}, attributes)
-    compiled = triton.compile(source, GPUTarget("cuda", request.arch, 32), {"num_warps": request.warps})
+    options = {"num_warps": request.warps} | ({"num_stages": request.stages} if request.stages else {})
+    compiled = triton.compile(source, GPUTarget("cuda", request.arch, 32), options)
     metadata = compiled.metadata
     if metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
         raise ValueError("the kernel needs scratch memory of its own")
