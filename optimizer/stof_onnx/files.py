@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from stof_onnx.errors import StofError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
 
 
 def cache_root() -> Path:
@@ -41,6 +47,31 @@ def read_source(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise StofError(f"can not be read ({error.strerror})", str(path)) from error
+
+
+def move_together(files: Mapping[Path, Path], folder: Path) -> None:
+    """Renames files that belong together, key to value, in `folder`: never some of them alone, whether the user
+    interrupts it or another process does the same with files of these names.
+
+    Raises:
+        OSError: one can not be renamed.
+    """
+    handle = -1
+    with contextlib.suppress(OSError):  # a file system without locks
+        handle = os.open(folder, os.O_RDONLY)
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        for source, target in files.items():
+            os.replace(source, target)
+    except (KeyboardInterrupt, SystemExit):
+        for source, target in files.items():
+            if source.exists():
+                os.replace(source, target)
+        raise
+    finally:
+        if handle >= 0:
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 import onnx
 
 from stof_onnx.errors import StofError
+from stof_onnx.files import move_together
 from stof_onnx.graph.check import check_graph
 from stof_onnx.graph.export import ExportedModel, export_model
 from stof_onnx.graph.external import external_files
@@ -43,11 +44,10 @@ class StagedModel:
 
     def commit(self) -> None:
         """Puts the files in place (each by one rename; the data file first)."""
-        for file in self._files:
-            try:
-                os.replace(file, self.target.with_name(file.name))
-            except OSError as error:
-                raise _unwritable(self.target, error) from error
+        try:
+            move_together({file: self.target.with_name(file.name) for file in self._files}, self.target.parent)
+        except OSError as error:
+            raise _unwritable(self.target, error) from error
 
     def __enter__(self) -> StagedModel:
         return self

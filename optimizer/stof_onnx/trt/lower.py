@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from onnx import inliner
 
 from stof_onnx.attention.functions import DOMAIN
 from stof_onnx.errors import StofError
+from stof_onnx.files import move_together
 from stof_onnx.fusion.functions import PREFIX as REGION
 from stof_onnx.fusion.functions import is_region
 from stof_onnx.graph.proto_graph import all_graphs, drop_dead
@@ -152,9 +152,8 @@ def save_lowered(model: onnx.ModelProto, path: Path) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix=".stof-", dir=path.parent) as folder:
             onnx.save(model, str(Path(folder, path.name)), save_as_external_data=name is not None, location=name)
-            for written in (name, path.name):  # the model last: it is nothing without its weights
-                if written is not None:
-                    os.replace(Path(folder, written), path.with_name(written))
+            written = [file for file in (name, path.name) if file]  # the model last: it is nothing without its weights
+            move_together({Path(folder, file): path.with_name(file) for file in written}, path.parent)
     except OSError as error:
         raise StofError(f"can not be written ({error.strerror})", str(path), "Choose another place") from error
 
