@@ -1,6 +1,6 @@
 """Three columns in one sitting: TensorRT alone, with attentions replaced, and with fused regions too.
 
-    python -m benchmarks.fusion_columns window:16x2048 FOLDER/bert-bigbird-16x2048x2.onnx ... [--jobs 3] [--tune 60]
+    python -m benchmarks.fusion_columns window:16x2048 FOLDER/bert-bigbird-16x2048x2.onnx ... [--jobs 3]
 
 A subject is an encoder (MASK:BxS, as in benchmarks.end_to_end; fp16 ends, as torch.compile's has) or a model that
 `benchmarks.real_models export` wrote. Its plan is the search's initial scheme, every usual subgraph as a region, so
@@ -9,14 +9,10 @@ its three, the builds are stopped (benchmarks.pausing), and the three are timed 
 with ONNX Runtime in float32 on the first batch entry. Two lines a subject go to `--out`, without fusion and with, as
 benchmarks.end_to_end describes them, `layers_us` always among it; beside that `burst_ms`, the first 20 ms after a
 pause, when the power limit has not lowered the clocks yet, and `stream_ms`, without CUDA graph.
-
-`--tune` has the product's own search look for the first subject's plan, twice: from nothing, and from its
-plan cache. Each prints a JSON line: seconds, seconds of measuring and of building, measurements, engines, regions.
 """
 
 from __future__ import annotations
 
-import _thread
 import argparse
 import contextlib
 import json
@@ -25,7 +21,6 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
@@ -180,7 +175,7 @@ class Sitting:
 
     def order(self, subjects: Sequence[Subject], plain: Sequence[Subject]) -> None:
         """Has the engines of `subjects` built, of those in `plain` the plain one too."""
-        ready = [subject for subject in subjects if self._worked(subject, self.prepared[subject])]
+        ready = [subject for subject in subjects if self.worked(subject, self.prepared[subject])]
         for subject in ready:
             self.expected[subject] = self.helpers.submit(refer, subject, self.prepared[subject].result())
         for subject, part in ((s, p) for p in PARTS for s in ready if p != "plain" or s in plain):
@@ -198,7 +193,7 @@ class Sitting:
         for subject in subjects:
             ordered = {p: self.engines[subject, p] for p in PARTS if (subject, p) in self.engines}
             built = {p: f for p, f in ordered.items() if f.done() and not f.cancelled()}
-            done = {p: f.result() for p, f in built.items() if self._worked(subject, f)}
+            done = {p: f.result() for p, f in built.items() if self.worked(subject, f)}
             if "fused" in done or "stof" in done:
                 try:
                     yield from settled(subject, done, self.expected[subject].result())
@@ -206,7 +201,7 @@ class Sitting:
                     print(f"{subject.name} FAILED: {type(error).__name__}: {error}", flush=True)
 
     @staticmethod
-    def _worked(subject: Subject, future: Future[Any]) -> bool:
+    def worked(subject: Subject, future: Future[Any]) -> bool:
         if error := future.exception():
             print(f"{subject.name} FAILED: {type(error).__name__}: {error}", flush=True)
         return error is None
@@ -258,41 +253,13 @@ def _longest(candidate: choose.Candidate) -> dict[str, float]:
     return {name[:160]: round(us, 1) for name, us in candidate.longest_layers(30) if us > 0}
 
 
-def tune(subject: Subject, budget: float, wall: float) -> dict[str, Any]:
-    """The product's search by times of the GPU, as if Ctrl-C were hit after `wall` seconds. In a builder's process."""
-    alarm = threading.Timer(wall, _thread.interrupt_main)
-    alarm.daemon = True
-    alarm.start()
-    begun, path = time.monotonic(), subject.plan.with_name(f"{subject.name}.tuned.json")
-    wishes = OptimizeOptions(
-        verify=False, engine=EngineWishes(wanted=False), fusion=FusionWishes(tune=True, budget=budget, plan=path)
-    )
-    report = pipeline.optimize(subject.source, path.with_suffix(".onnx"), wishes, Progress())
-    alarm.cancel()
-    assert report.fusion is not None and report.fusion.plan is not None
-    plan = report.fusion.plan
-    counts = {n: getattr(plan, n) for n in ("samples", "builds", "cached", "seconds", "build_seconds", "complete")}
-    regions = [
-        [r.template, r.config, "+".join(r.operators), r.fused_us, r.left_us, r.kept, r.reason]
-        for block in plan.blocks.values()
-        for r in block.regions
-    ]
-    took = {"command_s": time.monotonic() - begun, "fusion_s": report.timings.get("fusion")}
-    return {"subject": subject.name, "timer": plan.timer} | took | counts | {"regions": regions}
-
-
-def _hidden() -> None:
+def hidden() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def _builder(pausing: Pausing) -> None:
+def builder(pausing: Pausing) -> None:
     pausing.install()
     _logged()
-
-
-def _searches(subject: Subject, prepared: str, arguments: argparse.Namespace) -> None:
-    for run in ("from nothing", "from the cache"):
-        print(json.dumps({"search": run} | tune(subject, arguments.tune, arguments.tune_wall)), flush=True)
 
 
 def _logged() -> None:
@@ -306,8 +273,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=3, help="engines built side by side")
     parser.add_argument("--plain", nargs="*", metavar="NAME", help="plain engines of these subjects only")
     parser.add_argument("--budget", type=float, default=1e9, metavar="SECONDS", help="no engine is waited for longer")
-    parser.add_argument("--tune", type=float, metavar="SECONDS", help="search the first subject's plan as well")
-    parser.add_argument("--tune-wall", type=float, default=1e6, metavar="SECONDS", help="interrupt that search then")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
     arguments = parser.parse_args()
@@ -316,13 +281,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
         pausing = Pausing(Path(work) / "processes")
         pausing.install()
-        builders = stack.enter_context(ProcessPoolExecutor(arguments.jobs, context, _builder, (pausing,)))
-        helpers = stack.enter_context(ProcessPoolExecutor(_HELPERS, context, _hidden))
+        builders = stack.enter_context(ProcessPoolExecutor(arguments.jobs, context, builder, (pausing,)))
+        helpers = stack.enter_context(ProcessPoolExecutor(_HELPERS, context, hidden))
         subjects = [Subject(text, work, arguments.seed) for text in arguments.subjects]
         sitting = Sitting(builders, helpers, begun + arguments.budget)
         sitting.ahead(subjects)
-        if arguments.tune:
-            searches = builders.submit(_searches, subjects[0], sitting.prepared[subjects[0]].result(), arguments)
         for subject in subjects:
             wanted = arguments.plain is None or subject.name in arguments.plain
             sitting.order([subject], [subject] if wanted else [])
@@ -331,8 +294,6 @@ def main() -> None:
                 shown = ", ".join(f"{name} {line.get(name)}" for name in _SHOWN)
                 print(f"[{time.monotonic() - begun:6.1f} s] {shown}", flush=True)
                 _append(arguments.out, line)
-        if arguments.tune:
-            searches.result()
         print(f"[{time.monotonic() - begun:6.1f} s] done", flush=True)
 
 
