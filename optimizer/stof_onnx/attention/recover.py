@@ -230,7 +230,11 @@ def _finish(
         parts.notes += [run_time.note] if run_time.note else []
     if rule.rule is None:
         if (kv is None and run_time is None) or not site.assume_no_empty_rows:
-            advice = "" if kv is None and run_time is None else " (--assume-no-empty-rows if no input does that)"
+            advice = (
+                ""
+                if kv is None and run_time is None
+                else " (--assume-no-empty-rows where padding never hides every key of a query)"
+            )
             return Refusal(rule.reason + advice, _labels(terms), site.name)
         parts.notes.append(NO_EMPTY_ROWS)
     meaning = rule.rule or MaskedRow.ZERO

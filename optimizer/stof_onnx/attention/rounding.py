@@ -59,7 +59,7 @@ def lossy_reason(constant: float, dtype: np.dtype) -> str:
     """The sentence of the refusal."""
     return (
         f"{constant:g} added in {np.dtype(dtype).name} keeps only part of each score in a row without keys "
-        "(--assume-no-empty-rows if no input does that)"
+        "(--assume-no-empty-rows where padding never hides every key of a query)"
     )
 
 
