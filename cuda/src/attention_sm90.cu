@@ -14,7 +14,7 @@ namespace {
 using sm90::Args;
 using sm90::encode_tiled;
 
-constexpr int64_t kLongList = 24;  // tiles a group on average from which the longer loop pays: causal at S = 4096, not BigBird's 16
+constexpr int64_t kLongList = 24;  // tiles a group on average from which sums by addition pay: causal at S = 4096, not BigBird's 16
 constexpr int64_t kCacheBytes = int64_t{24} << 20;  // K and V of the heads in flight; about half of the L2
 
 bool make_map(CUtensorMap* map, const AttentionParams& p, const TensorView& view, int dim, int seq, int heads, int rows) {

@@ -67,7 +67,9 @@ struct Config {
   static_assert(!kInTurn || kWarpgroups == 2);
   // Keys and values are given back apart, or by one pair of barriers for both: less to do, good enough for short lists and many stages.
   static constexpr bool kSplitStages = kLongLists;
-  static constexpr bool kTwoTiles = kLongLists;  // a turn of the loop
+  // Rows' sums as a product of the probabilities with ones instead of additions: pays where lists are short.
+  static constexpr bool kSumsByProduct = kWarpgroups == 3 && !kLongLists;
+  static constexpr bool kTwoTiles = kLongLists || kSumsByProduct;  // a turn of the loop
   static constexpr bool kShareQueryOutput = kDim > 128;  // one buffer for Q and for the output on its way out
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
@@ -78,19 +80,21 @@ struct Config {
   static constexpr int kStageBytes = kTiles * kTileBytes;  // K or V
   static constexpr int kBandBits = kBand * kKeys / 8;      // bytes
   static constexpr int kBitmapBytes = kWarpgroups * kBandBits;
+  static constexpr int kOnesBytes = kSumsByProduct ? 8 * 16 * 2 : 0;  // the matrix of ones
   static constexpr int kConsumerArrivals = 4 * kWarpgroups * kArrivalsPerWarp;
 
   static constexpr int kQueryAt = 0;
   static constexpr int kOutputAt = kShareQueryOutput ? 0 : kWarpgroups * kBandBytes;
   static constexpr int kKeyAt = kOutputAt + kWarpgroups * kBandBytes;
-  static constexpr int kFixedBytes = kKeyAt + 2048 + 512 + 1024;  // statistics, barriers and headers, alignment
+  static constexpr int kFixedBytes = kKeyAt + kOnesBytes + 2048 + 512 + 1024;  // ones, statistics, barriers and headers, alignment
   static constexpr int kStages = [] {
     int fit = (kSharedLimit - kFixedBytes) / (2 * kStageBytes + kBitmapBytes);
     return fit < 8 ? fit : 8;
   }();
   static constexpr int kValueAt = kKeyAt + kStages * kStageBytes;
   static constexpr int kBitmapAt = kValueAt + kStages * kStageBytes;
-  static constexpr int kStatisticsAt = kBitmapAt + kStages * kBitmapBytes;
+  static constexpr int kOnesAt = kBitmapAt + kStages * kBitmapBytes;
+  static constexpr int kStatisticsAt = kOnesAt + kOnesBytes;
   static constexpr int kKeyFullAt = kStatisticsAt + 2048;
   static constexpr int kKeyEmptyAt = kKeyFullAt + 8 * kStages;
   static constexpr int kValueFullAt = kKeyFullAt + (kSplitStages ? 16 * kStages : 0);
@@ -279,13 +283,14 @@ __device__ __forceinline__ void produce(const Args& a, uint32_t shared) {
 
 // ---------------------------------------------------------------------------------------------------------- consumers
 constexpr float kNoMaximum = -1e30f;  // finite, so that masked scores (-inf) stay exp2(-inf) = 0
-// Running maxima are raised only where a lane's exponentials of a tile sum to more than this: then one may have exceeded its maximum by
-// more than 8 powers of two. That no one did and the maxima are raised anyhow costs time, not correctness.
-constexpr float kSlack = 256.0f;
+// Running maxima are raised only where an exponential of a tile reaches 2^8, or, with sums by addition, where a lane's sum of a tile does: then one
+// may have. That no one did and the maxima are raised anyhow costs time, not correctness.
+constexpr int kSlackLog2 = 8;
 
 struct RowStatistics {
   float maximum[2] = {kNoMaximum, kNoMaximum};  // of scale * log2(e) * score, rows l/4 and l/4 + 8
-  float sum[2] = {0.0f, 0.0f};                  // this lane's columns only
+  // An accumulator of 8 columns, all alike: rows l/4, again, l/4 + 8, again. Sums by addition are in the first of each, of this lane's columns.
+  float sum[4] = {};
 };
 
 template <int kKeys>
@@ -295,31 +300,43 @@ __device__ __forceinline__ void mask_scores(float (&s)[kKeys / 2], const uint32_
 }
 
 // Raises the running maxima to those of these scores; what has been summed so far must be multiplied by `correction`.
-template <int kKeys>
-__device__ __forceinline__ void raise_maxima(const float (&s)[kKeys / 2], float scale, RowStatistics& rows,
+template <class C>
+__device__ __forceinline__ void raise_maxima(const float (&s)[C::kKeys / 2], float scale, RowStatistics& rows,
                                              float (&correction)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
-    for (int j = 1; j < kKeys / 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+    for (int j = 1; j < C::kKeys / 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     const float maximum = fmaxf(rows.maximum[r], top * scale);
     correction[r] = exp2_fast(rows.maximum[r] - maximum);
     rows.maximum[r] = maximum;
-    rows.sum[r] *= correction[r];
+#pragma unroll
+    for (int i = 0; i < (C::kSumsByProduct ? 2 : 1); ++i) rows.sum[2 * r + i] *= correction[r];
   }
 }
 
-// Packs exp2(scale * score - maximum) as the A operand of the output product, and sums them. Returns whether the slack is used up; then
-// the results are void.
-template <class Element, int kKeys>
-__device__ __forceinline__ bool exponentials(const float (&s)[kKeys / 2], float scale, const RowStatistics& rows,
-                                             uint32_t (&p)[kKeys / 16][4], float (&sum)[2]) {
+// Whether one of the packed values, none below zero, reaches the slack (or is NaN). Their bits are ordered as they are, so the largest is found by
+// maxima of three, one instruction for both halves; then the limit is moved to the sign bit.
+template <class Element, int kCount>
+__device__ __forceinline__ bool slack_used_up(const uint32_t (&p)[kCount][4]) {
+  constexpr uint32_t kLimit = __is_same(Element, __half) ? (15 + kSlackLog2) << 10 : (127 + kSlackLog2) << 7;
+  uint32_t top = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kCount; ++i) top = __vimax3_u16x2(top, p[i / 2][2 * (i % 2)], p[i / 2][2 * (i % 2) + 1]);
+  return ((top + (0x8000u - kLimit) * 0x10001u) & 0x80008000u) != 0;
+}
+
+// Packs exp2(scale * score - maximum) as the A operand of the output product; unless a product does it, sums them. Returns whether the
+// slack is used up; then the results are void.
+template <class C>
+__device__ __forceinline__ bool exponentials(const float (&s)[C::kKeys / 2], float scale, const RowStatistics& rows,
+                                             uint32_t (&p)[C::kKeys / 16][4], float (&sum)[2]) {
   float part[2][2] = {};
 #pragma unroll
-  for (int j = 0; j < kKeys / 8; ++j) {
+  for (int j = 0; j < C::kKeys / 8; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float e[2];
@@ -327,16 +344,17 @@ __device__ __forceinline__ bool exponentials(const float (&s)[kKeys / 2], float 
       for (int i = 0; i < 2; ++i) {
         const float x = s[4 * j + 2 * r + i];
         e[i] = exp2_fast(fmaf(x, scale, -rows.maximum[r]));
-        part[r][i] += e[i];
+        if constexpr (!C::kSumsByProduct) part[r][i] += e[i];
       }
-      p[j / 2][2 * (j % 2) + r] = pack<Element>(e[0], e[1]);
+      p[j / 2][2 * (j % 2) + r] = pack<typename C::Element>(e[0], e[1]);
     }
   }
+  if constexpr (C::kSumsByProduct) return slack_used_up<typename C::Element>(p);
   bool above = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] = part[r][0] + part[r][1];
-    above |= !(sum[r] <= kSlack);
+    above |= !(sum[r] <= static_cast<float>(1 << kSlackLog2));
   }
   return above;
 }
@@ -453,6 +471,19 @@ struct Consumer {
           }
         }
       }
+      if constexpr (C::kSumsByProduct) {
+        Wgmma<Element, false, 8>::rs(rows.sum, probabilities[k], plain_descriptor(shared + C::kOnesAt), 1);
+      }
+    }
+  }
+  __device__ __forceinline__ void pin_output() {
+    pin(output);
+    if constexpr (C::kSumsByProduct) pin(rows.sum);
+  }
+  __device__ __forceinline__ void add_sums(const float (&sum)[2]) {
+    if constexpr (!C::kSumsByProduct) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) rows.sum[2 * r] += sum[r];
     }
   }
 
@@ -476,12 +507,11 @@ struct Consumer {
   // Exponentials with the maxima raised first.
   __device__ __forceinline__ void soften_exactly(uint32_t (&p)[kKeys / 16][4]) {
     float correction[2], sum[2];
-    raise_maxima<kKeys>(scores, a.scale_log2, rows, correction);
+    raise_maxima<C>(scores, a.scale_log2, rows, correction);
 #pragma unroll
     for (int i = 0; i < C::kDim / 2; ++i) output[i] *= correction[(i / 2) & 1];
-    exponentials<Element, kKeys>(scores, a.scale_log2, rows, p, sum);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
+    exponentials<C>(scores, a.scale_log2, rows, p, sum);
+    add_sums(sum);
   }
 
   // A tile with none before it in flight: its probabilities are ready afterwards.
@@ -507,7 +537,7 @@ struct Consumer {
     wait_for_values(before);  // not between the products: a loop there would serialise them (warning C7520)
     wgmma_fence();
     pin(scores);
-    pin(output);
+    pin_output();
     issue_scores(e.stage);
     wgmma_commit();
     issue_output(before.stage, held);
@@ -522,29 +552,28 @@ struct Consumer {
     bool above;
     if (masked) {
       mask_scores<kKeys>(scores, bits);
-      above = exponentials<Element, kKeys>(scores, a.scale_log2, rows, fresh, sum);
+      above = exponentials<C>(scores, a.scale_log2, rows, fresh, sum);
     } else {
-      above = exponentials<Element, kKeys>(scores, a.scale_log2, rows, fresh, sum);
+      above = exponentials<C>(scores, a.scale_log2, rows, fresh, sum);
     }
     wgmma_wait<0>();
-    pin(output);
+    pin_output();
     release_values(before.stage);
     if (__any_sync(0xffffffffu, above)) {
       soften_exactly(fresh);
     } else {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
+      add_sums(sum);
     }
   }
 
   __device__ __forceinline__ void last_step(const Entry& e, const Probabilities& held) {
     wait_for_values(e);
     wgmma_fence();
-    pin(output);
+    pin_output();
     issue_output(e.stage, held);
     wgmma_commit();
     wgmma_wait<0>();
-    pin(output);
+    pin_output();
     release_values(e.stage);
   }
 
@@ -599,7 +628,7 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < C::kDim / 2; ++i) shared_write(values + 512 * i, __float_as_uint(output[i]));
         shared_write4(statistics, make_int4(__float_as_int(rows.maximum[0]), __float_as_int(rows.maximum[1]),
-                                            __float_as_int(rows.sum[0]), __float_as_int(rows.sum[1])));
+                                            __float_as_int(rows.sum[0]), __float_as_int(rows.sum[2])));
       }
       named_barrier_sync(1, C::kWarpgroups * 128);
       if (warpgroup == 0) {
@@ -613,7 +642,7 @@ struct Consumer {
           mine[r] = exp2_fast(rows.maximum[r] - maximum);
           theirs[r] = exp2_fast(maxima[r] - maximum);
           rows.maximum[r] = maximum;
-          rows.sum[r] = rows.sum[r] * mine[r] + sums[r] * theirs[r];
+          rows.sum[2 * r] = rows.sum[2 * r] * mine[r] + sums[r] * theirs[r];
         }
 #pragma unroll
         for (int i = 0; i < C::kDim / 2; ++i) {
@@ -629,9 +658,11 @@ struct Consumer {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = rows.sum[r];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      float sum = rows.sum[2 * r];
+      if constexpr (!C::kSumsByProduct) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      }
       factor[r] = sum == 0.0f ? a.empty_value : 1.0f / sum;
     }
     const uint32_t buffer = shared + C::kOutputAt + warpgroup * C::kBandBytes;
@@ -723,6 +754,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_block_sm90_kernel(co
     prefetch_map(&args.k);
     prefetch_map(&args.v);
     prefetch_map(&args.o);
+  }
+  if constexpr (C::kSumsByProduct) {
+    if (threadIdx.x < C::kOnesBytes / 4) {
+      shared_write(shared + C::kOnesAt + 4 * threadIdx.x, pack<typename C::Element>(1.0f, 1.0f));
+      async_proxy_fence();
+    }
   }
   __syncthreads();
   if (warpgroup == 0) {

@@ -39,6 +39,11 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
 }
 
 
+// Of an operand of 8 x 16 elements whose two halves of 128 bytes follow each other, not swizzled.
+__device__ __forceinline__ uint64_t plain_descriptor(uint32_t address) {
+  return uint64_t{128 >> 4} << 32 | uint64_t{128 >> 4} << 16 | (address & 0x3ffff) >> 4;
+}
+
 // kTransposed: B lies in memory as [k][n] (n contiguous), else as [n][k].
 template <class T, bool kTransposed, int kN>
 struct Wgmma;
@@ -360,6 +365,32 @@ struct Wgmma<__nv_bfloat16, kTransposed, 256> {
           "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b), "n"(int(kTransposed)), "r"(accumulate));
+  }
+};
+
+template <bool kTransposed>
+struct Wgmma<__half, kTransposed, 8> {
+  static __device__ __forceinline__ void rs(float* d, const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+        "%0, %1, %2, %3"
+        "}, {%4, %5, %6, %7}, %8, p, 1, 1, %9;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransposed)), "r"(accumulate));
+  }
+};
+
+template <bool kTransposed>
+struct Wgmma<__nv_bfloat16, kTransposed, 8> {
+  static __device__ __forceinline__ void rs(float* d, const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3"
+        "}, {%4, %5, %6, %7}, %8, p, 1, 1, %9;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransposed)), "r"(accumulate));
   }
 };
 
