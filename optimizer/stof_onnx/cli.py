@@ -235,7 +235,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "inspect",
         help="show what optimize would do, with a picture of each distinct mask",
-        description="Shows every attention, its mask and what stops a replacement. Writes nothing but pictures.",
+        description="Shows every attention, its mask and what stops a replacement. Writes only the pictures and the "
+        "report that are asked for.",
         epilog=_EXIT_CODES,
     )
     command.add_argument("model", type=Path, help="the ONNX model")

@@ -91,7 +91,8 @@ def _lowered_regions(regions: Sequence[RegionLowering]) -> Iterator[str]:
     """How many regions became plugin nodes, and each reason why one did not."""
     if not regions:
         return
-    yield f"lowered: {sum(1 for r in regions if r.template)} of {len(regions)} fused regions are plugin nodes"
+    lowered = sum(1 for r in regions if r.template)
+    yield f"lowered to plugin nodes: {lowered} of {len(regions)} fused region{'' if len(regions) == 1 else 's'}"
     for reason, count in Counter(r.reason for r in regions if r.reason and not r.template).items():
         yield f"    {count} x left to TensorRT: {reason}"
 
@@ -103,7 +104,7 @@ def _engine(report: Report) -> Iterator[str]:
         yield f"compared with ONNX Runtime at the sizes the engine was tuned for: {error}"
     if report.lowered is not None:
         sites = report.lowered.sites
-        yield f"lowered: {report.lowered.plugins} of {len(sites)} attentions are plugin nodes"
+        yield f"lowered to plugin nodes: {report.lowered.plugins} of {_attentions(len(sites))}"
         yield from _kernels(sites)
         yield from _lowered_regions(report.lowered.regions)
     if report.no_engine:
