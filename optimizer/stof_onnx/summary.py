@@ -78,12 +78,11 @@ def _fusion(report: Report) -> Iterator[str]:
 
 
 def _region(region: PlannedRegion, count: int, estimated: bool) -> str:
-    def us(value: float | None) -> str:
-        return "not timed" if value is None else f"{value:.1f} us"
-
-    verb = f"fused: {count} x" if region.kept else "left to TensorRT:"
+    verb = f"fused: {count} x" if region.kept else "not kept:"  # another region may hold its operators
     name = f"{region.template} {region.config}".strip()
-    times = f"{us(region.fused_us)}, by TensorRT {us(region.left_us)}{' (estimates)' if estimated else ''}"
+    times = "not timed" if region.fused_us is None else f"{region.fused_us:.1f} us"
+    times += "" if region.left_us is None else f", by TensorRT {region.left_us:.1f} us"
+    times += " (estimates)" if estimated else ""
     return f"{verb} {', '.join(region.operators)}: {name}, {times}: {region.reason}"
 
 
