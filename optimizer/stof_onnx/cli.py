@@ -251,7 +251,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
     )
     command.add_argument("model", type=Path, help="the original")
-    command.add_argument("optimized", type=Path, help="the model (or .engine) to compare with it")
+    command.add_argument(
+        "optimized", type=Path, help="the model, or the engine (.engine, .plan, .trt), to compare with it"
+    )
     _common(command)
     _comparison(command)
 
