@@ -24,6 +24,7 @@ from stof_onnx.options import EngineWishes, FusionWishes, OptimizeOptions, parse
 if TYPE_CHECKING:
     from stof_onnx.kernels.triton_rows import Program
 
+_MOST_SAMPLES = 1000
 _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a problem (one message on stderr)"
 
 
@@ -448,7 +449,7 @@ def _comparison(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("comparison")
     group.add_argument(
         "--samples",
-        type=_positive,
+        type=_samples,
         default=OptimizeOptions.samples,
         metavar="N",
         help="random input sets, more with padding (%(default)s)",
@@ -482,6 +483,13 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:  # also of thousands of digits
         raise argparse.ArgumentTypeError(f"not a whole number: {text[:40]}") from None
+
+
+def _samples(text: str) -> int:
+    value = _positive(text)
+    if value > _MOST_SAMPLES:
+        raise argparse.ArgumentTypeError(f"must be at most {_MOST_SAMPLES}: all input sets are held in memory")
+    return value
 
 
 def _positive(text: str) -> int:

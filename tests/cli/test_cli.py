@@ -218,6 +218,7 @@ def test_a_model_on_a_pipe_of_standard_input_is_refused(model: Path) -> None:
         ("--seed", "9" * 5000, "not a whole number"),
         ("--seed", "x", "not a whole number: x"),
         ("--samples", "0", "at least 1"),
+        ("--samples", "100000000", "at most 1000"),
         ("--samples", "1.5", "not a whole number: 1.5"),
         ("--memory-limit", "infG", "not a size: infG"),
         ("--memory-limit", "nan", "not a size: nan"),
