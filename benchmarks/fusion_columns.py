@@ -273,13 +273,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=3, help="engines built side by side")
     parser.add_argument("--plain", nargs="*", metavar="NAME", help="plain engines of these subjects only")
     parser.add_argument("--budget", type=float, default=1e9, metavar="SECONDS", help="no engine is waited for longer")
+    parser.add_argument("--pause", type=Path, metavar="FOLDER", help="shared with another run's processes")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/end_to_end.jsonl"))
     arguments = parser.parse_args()
     _logged()
     begun, context = time.monotonic(), multiprocessing.get_context("spawn")  # a forked process can not use CUDA
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
-        pausing = Pausing(Path(work) / "processes")
+        pausing = Pausing(arguments.pause or Path(work) / "processes")
         pausing.install()
         builders = stack.enter_context(ProcessPoolExecutor(arguments.jobs, context, builder, (pausing,)))
         helpers = stack.enter_context(ProcessPoolExecutor(_HELPERS, context, hidden))

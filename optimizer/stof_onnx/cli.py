@@ -24,6 +24,7 @@ from stof_onnx.options import EngineWishes, FusionWishes, OptimizeOptions, parse
 if TYPE_CHECKING:
     from stof_onnx.kernels.triton_rows import Program
 
+_MOST_SAMPLES = 1000
 _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a problem (one message on stderr)"
 
 
@@ -235,7 +236,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "inspect",
         help="show what optimize would do, with a picture of each distinct mask",
-        description="Shows every attention, its mask and what stops a replacement. Writes nothing but pictures.",
+        description="Shows every attention, its mask and what stops a replacement. Writes only the pictures and the "
+        "report that are asked for.",
         epilog=_EXIT_CODES,
     )
     command.add_argument("model", type=Path, help="the ONNX model")
@@ -250,7 +252,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
     )
     command.add_argument("model", type=Path, help="the original")
-    command.add_argument("optimized", type=Path, help="the model (or .engine) to compare with it")
+    command.add_argument(
+        "optimized", type=Path, help="the model, or the engine (.engine, .plan, .trt), to compare with it"
+    )
     _common(command)
     _comparison(command)
 
@@ -445,7 +449,7 @@ def _comparison(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("comparison")
     group.add_argument(
         "--samples",
-        type=_positive,
+        type=_samples,
         default=OptimizeOptions.samples,
         metavar="N",
         help="random input sets, more with padding (%(default)s)",
@@ -479,6 +483,13 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:  # also of thousands of digits
         raise argparse.ArgumentTypeError(f"not a whole number: {text[:40]}") from None
+
+
+def _samples(text: str) -> int:
+    value = _positive(text)
+    if value > _MOST_SAMPLES:
+        raise argparse.ArgumentTypeError(f"must be at most {_MOST_SAMPLES}: all input sets are held in memory")
+    return value
 
 
 def _positive(text: str) -> int:

@@ -28,6 +28,7 @@ from stof_onnx.trt.engine_step import (
     check_bounds,
     check_portable,
     emit_lowered,
+    is_engine,
     verify_engine,
 )
 from stof_onnx.trt.fusion_step import check_wishes, fuse, programs_of
@@ -45,7 +46,7 @@ def optimize(path: Path, output: Path, options: OptimizeOptions, progress: Progr
         StofError: bad input, or a comparison that is not possible.
     """
     report = Report("optimize", path, output)
-    if output.suffix == ENGINE_SUFFIX:
+    if is_engine(output):
         raise StofError("is to be the ONNX file's name", f"-o {output}", "Name the engine with --engine FILE")
     if options.load_outputs is not None and options.engine.wanted is False:
         raise StofError("is for engines", "--load-outputs", "Leave it or --no-engine out")
@@ -190,7 +191,7 @@ def verify(path: Path, other: Path, options: OptimizeOptions, progress: Progress
     report = Report("verify", path, other)
     targets = {"report": options.report}
     check_other_targets(targets, {"input": path, "compared": other, **_loaded(options)})
-    if other.suffix == ENGINE_SUFFIX:
+    if is_engine(other):
         unused = {"--shape": options.shapes, "--atol": options.atol, "--rtol": options.rtol}
         if given := [name for name, value in unused.items() if value not in (None, ())]:
             advice = "It is run at the sizes it was tuned for, and judged by what its precision allows"

@@ -78,12 +78,11 @@ def _fusion(report: Report) -> Iterator[str]:
 
 
 def _region(region: PlannedRegion, count: int, estimated: bool) -> str:
-    def us(value: float | None) -> str:
-        return "not timed" if value is None else f"{value:.1f} us"
-
-    verb = f"fused: {count} x" if region.kept else "left to TensorRT:"
+    verb = f"fused: {count} x" if region.kept else "not kept:"  # another region may hold its operators
     name = f"{region.template} {region.config}".strip()
-    times = f"{us(region.fused_us)}, by TensorRT {us(region.left_us)}{' (estimates)' if estimated else ''}"
+    times = "not timed" if region.fused_us is None else f"{region.fused_us:.1f} us"
+    times += "" if region.left_us is None else f", by TensorRT {region.left_us:.1f} us"
+    times += " (estimates)" if estimated else ""
     return f"{verb} {', '.join(region.operators)}: {name}, {times}: {region.reason}"
 
 
@@ -91,7 +90,8 @@ def _lowered_regions(regions: Sequence[RegionLowering]) -> Iterator[str]:
     """How many regions became plugin nodes, and each reason why one did not."""
     if not regions:
         return
-    yield f"lowered: {sum(1 for r in regions if r.template)} of {len(regions)} fused regions are plugin nodes"
+    lowered = sum(1 for r in regions if r.template)
+    yield f"lowered to plugin nodes: {lowered} of {len(regions)} fused region{'' if len(regions) == 1 else 's'}"
     for reason, count in Counter(r.reason for r in regions if r.reason and not r.template).items():
         yield f"    {count} x left to TensorRT: {reason}"
 
@@ -103,7 +103,7 @@ def _engine(report: Report) -> Iterator[str]:
         yield f"compared with ONNX Runtime at the sizes the engine was tuned for: {error}"
     if report.lowered is not None:
         sites = report.lowered.sites
-        yield f"lowered: {report.lowered.plugins} of {len(sites)} attentions are plugin nodes"
+        yield f"lowered to plugin nodes: {report.lowered.plugins} of {_attentions(len(sites))}"
         yield from _kernels(sites)
         yield from _lowered_regions(report.lowered.regions)
     if report.no_engine:

@@ -218,6 +218,7 @@ def test_a_model_on_a_pipe_of_standard_input_is_refused(model: Path) -> None:
         ("--seed", "9" * 5000, "not a whole number"),
         ("--seed", "x", "not a whole number: x"),
         ("--samples", "0", "at least 1"),
+        ("--samples", "100000000", "at most 1000"),
         ("--samples", "1.5", "not a whole number: 1.5"),
         ("--memory-limit", "infG", "not a size: infG"),
         ("--memory-limit", "nan", "not a size: nan"),
@@ -293,7 +294,7 @@ def test_verify_does_not_run_a_lowered_model(tmp_path: Path, capsys: Captured) -
     onnx.save(attention(padding=False), str(model))
     command = ["optimize", str(model), "--no-verify", "--no-engine", "--shape", "ids:2x40"]
     assert cli.main([*command, "--emit-lowered", str(lowered)]) == 0
-    assert "1 of 1 attentions are plugin nodes" in capsys.readouterr().out
+    assert "lowered to plugin nodes: 1 of 1 attention\n" in capsys.readouterr().out
     assert cli.main(["verify", str(model), str(lowered), "--shape", "ids:2x40"]) == 2
     assert "holds TensorRT plugin nodes, which ONNX Runtime does not run" in capsys.readouterr().err
 
@@ -421,6 +422,6 @@ def test_a_region_that_is_not_faster_is_not_kept(tmp_path: Path, monkeypatch: py
     blocks = json.loads(report.read_text())["fusion"]["plan"]["blocks"]
     regions = [region for block in blocks for region in block["regions"]]
     timed = [r for r in regions if r["left_us"] is not None]
-    assert any(r["fused_us"] >= r["left_us"] for r in timed), "the estimates of this model have such a region"
+    assert any(not r["kept"] for r in regions), "the estimates of this model have such a region"
     assert all(r["kept"] or r["fused_us"] >= r["left_us"] - 0.3 for r in timed)
     assert all(r["reason"].startswith("faster") and r["fused_us"] < r["left_us"] for r in regions if r["kept"])

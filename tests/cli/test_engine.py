@@ -114,14 +114,15 @@ def test_files_of_a_comparison_are_looked_for_first(model: Path, option: str, ca
     assert not model.with_name("model.stof.onnx").exists()
 
 
-@pytest.mark.parametrize("command", [["bench", "x.engine"], ["verify", "model.onnx", "x.engine"]])
+@pytest.mark.parametrize("suffix", [".engine", ".plan", ".trt"])
+@pytest.mark.parametrize("command", [["bench", "x"], ["verify", "model.onnx", "x"]])
 def test_engines_can_not_be_run_here(
-    command: list[str], model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    command: list[str], suffix: str, model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
-    Path("x.engine").write_bytes(b"an engine")
-    assert cli.main(command) == 2
-    assert "x.engine" in capsys.readouterr().err
+    Path(f"x{suffix}").write_bytes(b"an engine")
+    assert cli.main([*command[:-1], f"x{suffix}"]) == 2
+    assert f"x{suffix}: {why_no_engine()}" in capsys.readouterr().err
 
 
 def test_what_an_engine_is_compared_with_is_looked_for_first(model: Path, capsys: Captured) -> None:

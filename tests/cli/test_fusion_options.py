@@ -81,6 +81,30 @@ def test_a_damaged_cache_is_one_warning(
     assert cache.read_bytes().startswith(b"no database"), "it is left as it was"
 
 
+def test_the_terminal_says_what_became_of_each_region(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    _use(Synthetic(2, share=(0.1, 0.2)), monkeypatch)
+    plan = source.with_name("plan.json")
+    assert _optimize(source, "--tune-budget", "60s", "--plan", plan) == 0
+    value = json.loads(plan.read_text())
+    region = value["blocks"][0]["regions"][0] | {"kept": False}
+    times = [(5.0, 4.0, "TensorRT is faster"), (5.0, None, "another choice"), (None, None, "it does not run")]
+    for block in value["blocks"]:
+        block["regions"] = []
+    value["blocks"][0]["regions"] = [
+        region | {"hash": reason, "fused_us": fused, "left_us": left, "reason": reason} for fused, left, reason in times
+    ]
+    plan.write_text(json.dumps(value))
+    capsys.readouterr()
+    assert _optimize(source, "--no-tune", "--plan", plan) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    not kept: ")]
+    what = f"    not kept: {', '.join(region['operators'])}: {region['template']} {region['config']}, "
+    assert [line.removeprefix(what) for line in lines] == [
+        *("5.0 us, by TensorRT 4.0 us: TensorRT is faster", "5.0 us: another choice", "not timed: it does not run")
+    ]
+
+
 @pytest.mark.parametrize("damage", ["truncated", "other json", "no region of that block", "long config", "precision"])
 def test_a_wrong_plan_says_what_is_wrong(
     source: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured

@@ -33,9 +33,10 @@ def program_reference(segment: Segment, instance: Instance, values: dict[str, np
 
 def reference(instance: Instance, values: dict[str, np.ndarray]) -> list[np.ndarray]:
     """What the contract says of the instance, in float64, from its inputs in its order."""
+    turned = {1 + i for i, transposed in enumerate(instance.transposed) if transposed}
     arrays = [
-        values[name].astype(np.float64).T if name in instance.transposed else values[name].astype(np.float64)
-        for name in instance.inputs
+        values[name].astype(np.float64).T if place in turned else values[name].astype(np.float64)
+        for place, name in enumerate(instance.inputs)
     ]
     x, *rest = arrays
     a = instance.attributes
@@ -224,7 +225,7 @@ def test_gemm_pairs(inner: str, form: str, seed: int) -> None:
         "outer_bias": int(form != "none" or own),
         "has_residual": int(residual),
     }
-    assert len(instance.transposed) == (2 if form == "gemm transposed" else 0)
+    assert sum(instance.transposed) == (2 if form == "gemm transposed" else 0)
     assert (instance.rows, instance.width, instance.depth, instance.rank) == (24, 32, 32, len(rows) + 1)
 
 
@@ -313,7 +314,7 @@ def test_gemm_norms(kind: str, spelling: str, seed: int) -> None:
     s = b.op("Add", b.input("r", *rows, 16), s) if residual else s
     instance = check(b, _norm(b, s, kind, scale, shift, spelling), *([s] if keep else []))
     a = instance.attributes
-    assert instance.template == "gemm_norm" and instance.gemms == 1 and bool(instance.transposed) == transposed
+    assert instance.template == "gemm_norm" and instance.gemms == 1 and instance.transposed == (transposed,)
     assert (a["kind"], a["has_scale"], a["has_shift"], a["keep_sum"]) == (kind, scale, shift, keep)
     assert (a["has_bias"], a["has_residual"]) == (bias, residual)
     assert (instance.rows, instance.width, instance.depth, instance.rank) == (12, 16, 24, len(rows) + 1)
@@ -485,12 +486,20 @@ def test_a_residual_ahead_of_the_activation_is_refused() -> None:
     assert "ahead of the activation" in _refused(b, b.op("Relu", y))
 
 
-def test_one_weight_as_it_is_and_turned_is_no_gated_mlp() -> None:
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_weight_as_it_is_and_turned(pair: bool, first: int) -> None:
+    """Tied weights: of an adapter, down and up."""
     b = GraphBuilder(np.random.default_rng(0))
     x, w = b.input("x", 6, 16), b.weight(16, 16)
-    gate, up = b.op("Gemm", x, w), b.op("Gemm", x, w, transB=1)
-    found = recognise(whole(b.model(b.op("Mul", b.op("Mul", gate, b.op("Sigmoid", gate)), up))))
-    assert isinstance(found, NoMatch) and "turns it" in found.reason
+    one = b.op("Gemm", x, w, transB=first)
+    if pair:
+        instance = check(b, b.op("Gemm", b.op("Relu", one), w, transB=1 - first))
+    else:
+        other = b.op("Gemm", x, w, transB=1 - first)
+        instance = check(b, b.op("Mul", b.op("Mul", one, b.op("Sigmoid", one)), other))
+    assert instance.template == ("gemm_pair" if pair else "gated_mlp")
+    assert instance.transposed == (bool(first), not first)
 
 
 def test_what_cancels_out_is_no_number() -> None:

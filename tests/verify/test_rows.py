@@ -11,11 +11,13 @@ from stof_onnx import pipeline
 from stof_onnx.errors import StofError
 from stof_onnx.graph.inputs import apply_shapes
 from stof_onnx.graph.model import load_model
-from stof_onnx.options import OptimizeOptions, parse_shapes
+from stof_onnx.options import EngineWishes, FusionWishes, OptimizeOptions, parse_shapes
 from stof_onnx.progress import Progress
 from stof_onnx.verify.compare import Side
+from stof_onnx.verify.rows import METHOD
 from stof_onnx.verify.run import Probes, verify_files
 
+from benchmarks.encoder import EncoderSpec, build_encoder
 from tests.verify.models import attention
 
 # More than the masks need, less than whole models do.
@@ -76,3 +78,77 @@ def test_a_site_that_was_not_replaced_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StofError, match="not the output of a StofAttention node"):
         pipeline.verify(a, a, options, Progress())
     assert Side.read(a).tensors
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_everything_else_has_to_be_the_same(external: bool, tmp_path: Path) -> None:
+    """Rows of attentions say nothing of other nodes and weights."""
+    a, b = _optimized(tmp_path)
+    options = OptimizeOptions(shapes=parse_shapes(["ids:2x64"]), memory_limit=LIMIT)
+    for path in (a, b) if external else ():
+        _save(onnx.load(str(path)), path, external)
+    report = pipeline.verify(a, b, options, Progress())
+    assert not report.failed and report.verification is not None
+    assert report.verification.method == METHOD and "everything else is the same" in report.verification.notes[-1]
+
+    sound = onnx.load(str(b))
+    for change, message in (
+        (_other_weight, "the weight 'wq' is not in the original"),
+        (_other_attribute, r"the node '.*' \(MatMul\) is not in the original"),
+        (_own_node, r"the node 'region' \(StofFusedRegion_0\) is not in the original"),
+        (_new_function, "the function 'Half' is not in the original"),
+    ):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(sound)
+        change(changed)
+        _save(changed, b, external)
+        with pytest.raises(StofError, match=message):
+            pipeline.verify(a, b, options, Progress())
+
+
+def _save(model: onnx.ModelProto, path: Path, external: bool) -> None:
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+    onnx.save(model, str(path), save_as_external_data=external, location=f"{path.name}.data", size_threshold=512)
+
+
+def _weight(model: onnx.ModelProto) -> onnx.TensorProto:
+    return next(t for t in model.graph.initializer if t.name == "wq")
+
+
+def _other_weight(model: onnx.ModelProto) -> None:
+    values = onnx.numpy_helper.to_array(_weight(model)).copy()
+    values[0, 0] += 1
+    _weight(model).CopyFrom(onnx.numpy_helper.from_array(values, "wq"))
+
+
+def _other_attribute(model: onnx.ModelProto) -> None:
+    node = next(n for n in model.graph.node if n.op_type == "MatMul")
+    node.doc_string = "another"
+
+
+def _own_node(model: onnx.ModelProto) -> None:
+    product = next(n for n in model.graph.node if n.op_type == "MatMul")
+    node = onnx.helper.make_node("StofFusedRegion_0", product.input[:1], list(product.output), "region", domain="stof")
+    product.CopyFrom(node)
+    body = [onnx.helper.make_node("Identity", ["x"], ["y"])]
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model.functions.append(onnx.helper.make_function("stof", "StofFusedRegion_0", ["x"], ["y"], body, opsets))
+
+
+def _new_function(model: onnx.ModelProto) -> None:
+    body = [onnx.helper.make_node("Identity", ["x"], ["y"])]
+    model.functions.append(onnx.helper.make_function("mine", "Half", ["x"], ["y"], body, model.opset_import))
+
+
+def test_fused_regions_are_not_said_to_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOF_CACHE_DIR", str(tmp_path / "cache"))
+    a, b = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    onnx.save(build_encoder(EncoderSpec(2, 64, 4, 1, 64), np.tri(64, dtype=bool)), str(a))
+    fusion = FusionWishes(tune=True)
+    options = OptimizeOptions(memory_limit=400_000, fusion=fusion, engine=EngineWishes(wanted=False))
+    report = pipeline.optimize(a, b, options, Progress())
+    result = report.verification
+    assert result is not None and result.method == METHOD and report.fusion is not None and report.fusion.applied
+    assert "fused regions are made of the original's operators: they were not compared" in result.notes
+    with pytest.raises(StofError, match="StofFusedRegion"):
+        pipeline.verify(a, b, options, Progress())

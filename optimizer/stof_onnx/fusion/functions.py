@@ -72,9 +72,8 @@ def region_node(segment: Segment, instance: Instance, config: str) -> onnx.NodeP
 
     `transposed` has bit i set where weight i is [N, K], `vectors` where input i is a constant along the last axis.
     """
-    weights = instance.inputs[1 : 1 + instance.gemms]
     values: dict[str, object] = dict(instance.attributes)
-    values |= {"transposed": sum(1 << i for i, name in enumerate(weights) if name in instance.transposed)}
+    values |= {"transposed": sum(1 << i for i, turned in enumerate(instance.transposed) if turned)}
     values |= {"vectors": sum(1 << i for i, name in enumerate(instance.inputs) if name in instance.vectors)}
     values |= {"template": instance.template, "config": config}
     last = segment.operators[-1].node

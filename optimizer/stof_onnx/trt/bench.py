@@ -12,7 +12,7 @@ import numpy as np
 from stof_onnx.files import check_source
 from stof_onnx.options import DimRange
 from stof_onnx.trt.build import BuildOptions, build_engine, tactic_sources
-from stof_onnx.trt.engine_step import ENGINE_SUFFIX, load_engine
+from stof_onnx.trt.engine_step import is_engine, load_engine
 from stof_onnx.trt.manifest import precision_of, read_manifest
 from stof_onnx.trt.session import EngineSession, Timing
 
@@ -87,7 +87,7 @@ def _line(path: Path, session: EngineSession, feeds: dict[str, np.ndarray]) -> B
 
 
 def _other(engine: Path, against: Path, shapes: dict[str, tuple[int, ...]]) -> EngineSession:
-    if against.suffix == ENGINE_SUFFIX:
+    if is_engine(against):
         return load_engine(against)
     profile = {name: tuple(DimRange(d, d, d) for d in shape) for name, shape in shapes.items()}
     manifest = read_manifest(engine)

@@ -30,6 +30,12 @@ from stof_onnx.verify.samples import make_samples
 from stof_onnx.verify.session import Runner
 
 ENGINE_SUFFIX = ".engine"
+_ENGINE_SUFFIXES = (ENGINE_SUFFIX, ".plan", ".trt")
+
+
+def is_engine(path: Path) -> bool:
+    """Whether a file is called what engines are called."""
+    return path.suffix in _ENGINE_SUFFIXES
 
 
 def find_plugin_library() -> Path:

@@ -98,7 +98,7 @@ def compare_models(
     Raises:
         StofError: a model does not run at all (a sample that the original refuses is skipped, and noted).
     """
-    _same_interface(original.proto, optimized.proto)
+    same_interface(original.proto, optimized.proto)
     common = original.tensors & optimized.tensors
     probes = {s.name: s.output for s in sites if s.output in common}
     factors = {t for s in sites if np.isfinite(s.score_bound) for t in (s.q, s.k)} & original.tensors
@@ -156,7 +156,12 @@ def _tensor_of(high: Callable[[], dict[str, np.ndarray] | None], name: str) -> C
     return tensor
 
 
-def _same_interface(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
+def same_interface(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
+    """Refuses models with different inputs or outputs.
+
+    Raises:
+        StofError: see above.
+    """
     for kind in ("input", "output"):
         a = [v.name for v in getattr(original.graph, kind)]
         b = [v.name for v in getattr(optimized.graph, kind)]

@@ -18,12 +18,13 @@ from stof_onnx.errors import StofError
 from stof_onnx.graph.walk import used_names
 from stof_onnx.options import OptimizeOptions
 from stof_onnx.verify import judge
-from stof_onnx.verify.compare import Side, SiteProbe
+from stof_onnx.verify.compare import Side, SiteProbe, same_interface
 from stof_onnx.verify.extract import extract, needed_nodes
 from stof_onnx.verify.result import OutputError, Verification
 from stof_onnx.verify.samples import Sample
 from stof_onnx.verify.session import Runner
 
+METHOD = "sites on sampled rows"  # as a Verification calls it
 _ROWS = 64  # sampled query rows of each site
 _ELEMENTWISE = {
     "Add", "Sub", "Mul", "Div", "Where", "Cast", "Softmax", "IsNaN", "Identity", "Dropout", "Tanh", "Max", "Min",
@@ -57,7 +58,8 @@ def compare_rows(
     Raises:
         StofError: a site whose nodes can not be cut into rows.
     """
-    result = Verification("sites on sampled rows", judge.rule(options.atol, options.rtol), seed)
+    same_interface(original.proto, optimized.proto)
+    result = Verification(METHOD, judge.rule(options.atol, options.rtol), seed)
     result.notes.append(f"too large for the whole models: {_ROWS} query rows of each attention were compared instead")
     if any(np.isfinite(site.score_bound) for site in sites):
         result.notes.append("the scores were not measured against the bound of the finite mask constants")

@@ -123,7 +123,9 @@ def test_the_newest_version_serves_a_machine_without_triton(tmp_path: Path, monk
 def test_everything_that_decides_the_code_is_in_the_key() -> None:
     base = request_of()
     others = [request_of(80), request_of(aligned=False)]
-    others += [KernelRequest(**{**base.__dict__, name: value}) for name, value in (("warps", 8), ("source", "x"))]
+    changes = (("warps", 8), ("source", "x"), ("stages", 2), ("stages", 3))
+    others += [KernelRequest(**{**base.__dict__, name: value}) for name, value in changes]
+    assert all(KernelRequest.from_json(request.to_json()) == request for request in (base, *others))
     others += kernel_requests(PROGRAM, RowConfig(256, 8, 8), (90,)) + kernel_requests(
         named(768, "bf16")["mixed"], CONFIG, (90,)
     )

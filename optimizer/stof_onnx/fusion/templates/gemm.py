@@ -56,7 +56,7 @@ def gemm_epilogue(segment: Segment, a: Algebra) -> Instance | NoMatch:
         "has_bias": int(bool(found.bias)),
         "has_residual": int(bool(found.residual)),
     }
-    turned = (found.weight,) if found.transposed else ()
+    turned = (found.transposed,)
     return _instance(segment, a, "gemm_epilogue", inputs, attributes, turned)
 
 
@@ -88,11 +88,9 @@ def gated_mlp(segment: Segment, a: Algebra) -> Instance | NoMatch:
             continue
         if bool(gate.bias) != bool(up.bias):
             return NoMatch("one of the two GEMMs has a bias and the other has none")
-        if gate.weight == up.weight and gate.transposed != up.transposed:
-            return NoMatch("its two GEMMs read one weight, and one of them turns it")
         biases = [gate.bias, up.bias] if gate.bias else []
         attributes: Attributes = {"activation": found[0], "has_bias": int(bool(biases))}
-        turned = tuple(part.weight for part in (gate, up) if part.transposed)
+        turned = (gate.transposed, up.transposed)
         return _instance(segment, a, "gated_mlp", [gate.x, gate.weight, up.weight, *biases], attributes, turned)
     return reason
 
@@ -170,7 +168,7 @@ def _instance(
     template: Template,
     inputs: list[str],
     attributes: Attributes,
-    transposed: tuple[str, ...],
+    transposed: tuple[bool, ...],
 ) -> Instance | NoMatch:
     tensors, output = segment.block.tensors, segment.outputs[0]
     if a.leading(inputs[0]) != a.leading(output):

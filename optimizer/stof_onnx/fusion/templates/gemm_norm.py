@@ -50,6 +50,6 @@ def gemm_norm(segment: Segment, a: Algebra) -> Instance | NoMatch:
         width,
         depth,
         1 + len(a.leading(output)),
-        transposed=(sum_.weight,) if sum_.transposed else (),
+        transposed=(sum_.transposed,),
         vectors=tuple(filter(None, vectors)),
     )

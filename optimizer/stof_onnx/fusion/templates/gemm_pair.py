@@ -54,6 +54,6 @@ def gemm_pair(segment: Segment, a: Algebra) -> Instance | NoMatch:
         width,
         depth,
         1 + len(a.leading(output)),
-        transposed=tuple(part.weight for part in (start, last) if part.transposed),
+        transposed=(start.transposed, last.transposed),
         vectors=tuple(filter(None, (start.bias, last.bias))),
     )

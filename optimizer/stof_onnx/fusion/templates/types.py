@@ -34,7 +34,8 @@ class Instance:
         width: last axis of the first output.
         depth: last axis of x (K of GEMMs; the width of everything else).
         rank: of x and of every output.
-        transposed: inputs that are weights stored [N, K]; lowering turns them.
+        transposed: for each weight, in the order of the inputs, whether it is stored [N, K]; lowering turns it. (One
+            tensor may be two weights, and only one of them turned.)
         vectors: inputs that are constants along the last axis, where the template does not say.
     """
 
@@ -47,7 +48,7 @@ class Instance:
     width: int
     depth: int
     rank: int
-    transposed: tuple[str, ...] = ()
+    transposed: tuple[bool, ...] = ()
     vectors: tuple[str, ...] = ()
 
     @property
