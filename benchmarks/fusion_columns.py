@@ -222,7 +222,9 @@ def settled(
     assert options.plugins is not None
     load_plugins(options.plugins)  # the engines were built in other processes
     choose.settle(found, subject.portable, options, [feeds], expected)
-    shortly = {c.kind: _shortly(c, feeds) for c in (found.stof, found.fused) if c is not None and c.timing is not None}
+    with turns.alone():
+        timed = [c for c in (found.stof, found.fused) if c is not None and c.timing is not None]
+        shortly = {c.kind: _shortly(c, feeds) for c in timed}
     about = argparse.Namespace(precision="fp16", embed=False, half_io=not subject.exported, layers_table=True)
     line = engine_line(mask, spec, found, about) | {"model": model}
     layers = {name: _longest(candidate) for name, candidate in (("layers_us", found.stof), ("plain_layers_us", plain))}
