@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from stof_onnx import __version__, cli
 
@@ -277,6 +278,20 @@ def test_what_an_earlier_run_replaced_is_told(tmp_path: Path, capsys: Captured) 
     assert cli.main(["optimize", str(once), "-o", str(twice), "--no-engine"]) == 0
     assert "1 attention replaced by an earlier run, no other one, nothing to replace" in capsys.readouterr().out
     assert once.read_bytes() == twice.read_bytes()
+
+
+def test_a_file_that_onnx_runtime_optimized(tmp_path: Path, capsys: Captured) -> None:
+    """It has no shapes inside, and products whose shapes ONNX does not infer."""
+    onnx.save(attention(padding=False), str(tmp_path / "m.onnx"))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "ort.onnx")
+    ort.InferenceSession(str(tmp_path / "m.onnx"), options, providers=["CPUExecutionProvider"])
+    saved = onnx.load(str(tmp_path / "ort.onnx"))
+    assert "FusedMatMul" in {n.op_type for n in saved.graph.node} and not saved.graph.value_info
+    assert cli.main(["optimize", str(tmp_path / "ort.onnx"), "--no-engine", "--shape", "ids:2x40"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 1 attention replaced" in printed and ": passed" in printed
 
 
 def test_verify_tells_a_model_that_does_not_run(tmp_path: Path, capsys: Captured) -> None:

@@ -256,9 +256,27 @@ class Shapes:
         declared = self._declared(node.outputs[index], facts.depends)
         first = self.facts(node.inputs[0]) if node.inputs and not node.inputs[0].is_empty() else UNKNOWN
         like = first if index == 0 and node.op in _LIKE_FIRST_INPUT else UNKNOWN
+        if node.op == "FusedMatMul":
+            like = Facts(self._product_shape(node), first.elem_type, None, facts.depends)
         shape = next((s for s in (facts.shape, declared.shape, like.shape) if s is not None), None)
         kind = facts.elem_type or declared.elem_type or like.elem_type
         return Facts(shape, kind, None, facts.depends)
+
+    def _product_shape(self, node: gs.Node) -> tuple[int, ...] | None:
+        """The shape of com.microsoft FusedMatMul: MatMul with the last two axes of a factor swapped where asked for."""
+        shapes = [self.shape(t) for t in node.inputs[:2]]
+        if any(node.attrs.get(name) for name in ("transBatchA", "transBatchB")):
+            return None
+        factors = []
+        for shape, name in zip(shapes, ("transA", "transB"), strict=True):
+            if shape is None or len(shape) < 2:
+                return None
+            rows, columns = shape[-1:-3:-1] if node.attrs.get(name) else shape[-2:]
+            factors.append((shape[:-2], rows, columns))
+        (batch_a, rows, inner), (batch_b, other, columns) = factors
+        if inner != other:
+            return None
+        return (*np.broadcast_shapes(batch_a, batch_b), rows, columns)
 
     def _evaluated(self, node: gs.Node, facts: list[Facts]) -> list[Facts]:
         values = [self.facts(t).value if not t.is_empty() else None for t in node.inputs]
