@@ -82,6 +82,20 @@ def searched(subject: Subject, prepared: str, budget: float, wall: float, again:
     return line
 
 
+def applied(subject: Subject, plan: Path) -> dict[str, Any]:
+    """Writes the optimized file by a plan of another run. Sees no GPU; there is no line."""
+    subject.plan.write_bytes(plan.read_bytes())
+    pipeline.optimize(
+        subject.source, subject.portable, replace(_WISHES, fusion=FusionWishes(plan=subject.plan)), Progress()
+    )
+    return {}
+
+
+def _known(subject: Subject, folder: Path | None) -> Path | None:
+    path = folder / f"{subject.name}.plan.json" if folder else None
+    return path if path is not None and path.is_file() else None
+
+
 def _search(subject: Subject, budget: float, wall: float) -> float:
     """Seconds of the command."""
     begun, search = time.monotonic(), FusionWishes(tune=True, budget=budget, plan=subject.plan)
@@ -147,6 +161,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="of measuring, a search")
     parser.add_argument("--wall", type=float, default=1e6, metavar="SECONDS", help="a search is interrupted then")
     parser.add_argument("--deadline", type=float, default=1e9, metavar="SECONDS", help="nothing is waited for longer")
+    parser.add_argument("--plans", type=Path, metavar="FOLDER", help="MODEL.plan.json in it is not searched again")
     parser.add_argument("--again", action="store_true", help="a second search, from the plan cache")
     parser.add_argument("--pause", type=Path, metavar="FOLDER", help="shared with another run's processes")
     parser.add_argument("--seed", type=int, default=7)
@@ -172,14 +187,21 @@ def main() -> None:
         stack.callback(_end, builders)
         subjects = [Subject(text, work, arguments.seed) for text in arguments.models]
         written = {subject: helpers.submit(prepare_both, subject) for subject in subjects}
-        limits, searches, references = (arguments.budget, arguments.wall, arguments.again), {}, {}
+        limits, references = (arguments.budget, arguments.wall, arguments.again), {}
+        searches: dict[Subject, Future[dict[str, Any]]] = {}
         for subject in subjects:
-            searches[subject] = builders.submit(searched, subject, written[subject].result(), *limits)
+            prepared, plan = written[subject].result(), _known(subject, arguments.plans)
+            searches[subject] = (
+                helpers.submit(applied, subject, plan)
+                if plan
+                else builders.submit(searched, subject, prepared, *limits)
+            )
             references[subject] = helpers.submit(_expected, subject)
         for subject, search in _as_done(searches, begun + arguments.deadline):
             if not Sitting.worked(subject, search):
                 continue
-            write(subject, search.result())
+            if search.result():
+                write(subject, search.result())
             wanted = ((initial_of(subject), True), (subject, True), (subject, False))
             engines = [builders.submit(build, one, regions) for one, regions in wanted]
             wait(engines, max(0.0, begun + arguments.deadline - _LAST_S - time.monotonic()))

@@ -63,6 +63,19 @@ def test_an_interrupted_search_leaves_the_best_so_far(tmp_path, monkeypatch):
     assert subject.portable.exists()
 
 
+def test_a_plan_of_another_run_is_used_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOF_CACHE_DIR", str(tmp_path / "cache"))
+    subject, plans = prepared(tmp_path, monkeypatch), tmp_path / "plans"
+    plans.mkdir()
+    assert fusion_plans._known(subject, plans) is None and fusion_plans._known(subject, None) is None
+    known = plans / f"{subject.name}.plan.json"
+    known.write_bytes(initial_of(subject).plan.read_bytes())
+    assert fusion_plans._known(subject, plans) == known
+    assert not fusion_plans.applied(subject, known)
+    functions = [{f.name for f in onnx.load(str(s.portable)).functions} for s in (subject, initial_of(subject))]
+    assert functions[0] == functions[1] != set()
+
+
 def test_three_engines_are_timed(arguments, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.setattr("benchmarks.fusion_columns.find_plugin_library", lambda: tmp_path / "library.so")
     monkeypatch.setattr(fusion_plans, "load_plugins", lambda path: None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stof_onnx import signals
 from stof_onnx.errors import StofError
 from stof_onnx.files import read_source, write_bytes
 from stof_onnx.options import DimRange
@@ -90,11 +91,16 @@ def logger() -> Any:
 
 
 def build_engine(model: Path, options: BuildOptions) -> BuiltEngine:
-    """Parses the ONNX file and builds.
+    """Parses the ONNX file and builds. Ctrl-C is heard when the engine is built.
 
     Raises:
         StofError: TensorRT can not parse the model, or builds no engine from it.
     """
+    with signals.after():
+        return _build(model, options)
+
+
+def _build(model: Path, options: BuildOptions) -> BuiltEngine:
     trt, log = tensorrt(), logger()
     log.errors.clear()
     if options.plugins is not None:
