@@ -91,7 +91,7 @@ def _lowered_regions(regions: Sequence[RegionLowering]) -> Iterator[str]:
     if not regions:
         return
     lowered = sum(1 for r in regions if r.template)
-    yield f"lowered to plugin nodes: {lowered} of {len(regions)} fused region{'' if len(regions) == 1 else 's'}"
+    yield f"lowered to plugin nodes: {lowered} of {_count(len(regions), 'fused region')}"
     for reason, count in Counter(r.reason for r in regions if r.reason and not r.template).items():
         yield f"    {count} x left to TensorRT: {reason}"
 
@@ -155,7 +155,11 @@ def _headline(report: Report) -> str:
 
 
 def _attentions(count: int) -> str:
-    return f"{count} attention{'' if count == 1 else 's'}"
+    return _count(count, "attention")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _sites(sites: Sequence[Site]) -> Iterator[str]:
@@ -179,7 +183,8 @@ def _description(site: Site) -> tuple[str, ...]:
         mask += ", {full:g} full / {part:g} part / {empty:g} empty tiles a head".format(**site.tiles)
     if site.distinct_masks > 1:
         mask += f", {site.distinct_masks} distinct masks"
-    heads = f"{site.heads} heads" if site.heads == site.kv_heads else f"{site.heads} heads on {site.kv_heads} K/V heads"
+    heads = _count(site.heads, "head")
+    heads += "" if site.heads == site.kv_heads else f" on {_count(site.kv_heads, 'K/V head')}"
     dim = f"{site.head_dim}" if site.head_dim == site.v_head_dim else f"{site.head_dim} (V {site.v_head_dim})"
     size = f"{'up to ' if site.dynamic_seq else ''}{site.seq_q} x {site.seq_kv}" if site.seq_q else "any length"
     shape = f"{heads} of {dim}, {size}, {site.dtype}, bias {site.bias}"
@@ -197,7 +202,7 @@ def _refused(report: Report) -> Iterator[str]:
 def _verification(result: Verification) -> Iterator[str]:
     seed = "" if result.seed is None else f", seed {result.seed}"
     verdict = "passed" if result.passed else "FAILED"
-    sets = f"{len(result.samples)} input set{'' if len(result.samples) == 1 else 's'}"
+    sets = _count(len(result.samples), "input set")
     yield f"compared on ONNX Runtime ({result.method}, {sets}{seed}): {verdict}"
     for output in result.outputs[:_MANY]:
         yield f"    {output.name}: largest difference {output.max_abs:.2e}, relative {output.max_rel:.2e}"
