@@ -29,8 +29,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,32 +196,29 @@ def main() -> None:
                 else builders.submit(searched, subject, prepared, *limits)
             )
             references[subject] = helpers.submit(_expected, subject)
-        for subject, search in _as_done(searches, begun + arguments.deadline):
-            if not Sitting.worked(subject, search):
-                continue
-            if search.result():
-                write(subject, search.result())
-            wanted = ((initial_of(subject), True), (subject, True), (subject, False))
-            engines = [builders.submit(build, one, regions) for one, regions in wanted]
-            wait(engines, max(0.0, begun + arguments.deadline - _LAST_S - time.monotonic()))
-            if all(engine.done() and Sitting.worked(subject, engine) for engine in engines):
-                initial, found, attention = (engine.result() for engine in engines)
-                write(subject, timed(subject, attention, initial, found, references[subject].result()))
-            else:
-                print(f"{subject.name}: its engines are not built", flush=True)
+        engines: dict[Subject, list[Future[choose.Candidate]]] = {}
+        deadline = begun + arguments.deadline
+        while (searches or engines) and time.monotonic() < deadline - _LAST_S:
+            for subject in [subject for subject, search in searches.items() if search.done()]:
+                search = searches.pop(subject)
+                if Sitting.worked(subject, search):
+                    if search.result():
+                        write(subject, search.result())
+                    wanted = ((initial_of(subject), True), (subject, True), (subject, False))
+                    engines[subject] = [builders.submit(build, one, regions) for one, regions in wanted]
+            built = [subject for subject, made in engines.items() if all(engine.done() for engine in made)]
+            for subject in built[:1]:  # then what has been searched meanwhile
+                made = engines.pop(subject)
+                if all(Sitting.worked(subject, engine) for engine in made):
+                    initial, found, attention = (engine.result() for engine in made)
+                    write(subject, timed(subject, attention, initial, found, references[subject].result()))
+            time.sleep(0.1)
+        for subject in (*searches, *engines):
+            print(f"{subject.name}: out of time", flush=True)
 
 
 def _expected(subject: Subject) -> list[dict[str, Any]]:
     return [subject.expected()]
-
-
-def _as_done(searches: dict[Subject, Future[Any]], deadline: float) -> Iterator[tuple[Subject, Future[Any]]]:
-    """Each search when it is over, until the time is up."""
-    left = dict(searches)
-    while left and time.monotonic() < deadline:
-        done = [subject for subject, search in left.items() if search.done()]
-        yield from ((subject, left.pop(subject)) for subject in done)
-        time.sleep(0.0 if done else 0.1)
 
 
 def _end(builders: ProcessPoolExecutor) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import onnx
@@ -92,12 +91,3 @@ def test_three_engines_are_timed(arguments, monkeypatch, tmp_path):  # noqa: F81
     assert (line["attention_ms"], line["searched_ms"], line["initial_ms"]) == (2.0, 2.0, 1.5)
     assert line["burst_ms"] == [1.5, 1.5] and line["err_searched"] < 1e-5 and not line["problems"]
     json.dumps(line)
-
-
-def test_searches_come_as_they_end():
-    first, second, never = Future(), Future(), Future()
-    second.set_result("b")
-    ended = fusion_plans._as_done({"first": first, "second": second, "never": never}, time.monotonic() + 1.0)
-    assert next(ended) == ("second", second)
-    first.set_result("a")
-    assert list(ended) == [("first", first)]
