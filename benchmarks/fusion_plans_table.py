@@ -23,12 +23,12 @@ Line = dict[str, Any]
 
 
 def newest(lines: Iterable[Line]) -> list[tuple[Line, Line]]:
-    """The last search of each model and size, in order of first appearance, and its engines, or nothing."""
+    """The last search of each model and size, in order of first appearance, and the last engines; {} for none."""
     searches: dict[tuple[str, int, int], Line] = {}
     engines: dict[tuple[str, int, int], Line] = {}
     for line in lines:
         (searches if "regions" in line else engines)[line["model"], line["B"], line["S"]] = line
-    return [(line, engines.get(key, {})) for key, line in searches.items()]
+    return [(searches.get(key, {}), engines.get(key, {})) for key in {**searches, **engines}]
 
 
 def table(lines: Iterable[Line]) -> str:
@@ -49,32 +49,39 @@ def table(lines: Iterable[Line]) -> str:
     rows += [
         "| model | region | configuration | in the model | fused, µs | left to TensorRT, µs |",
         "|" + "---|" * 6,
-        *(row for search, _ in found for row in _regions(search)),
+        *(row for search, _ in found if search for row in _regions(search)),
         "",
     ]
-    timers = {search["timer"] for search, _ in found}
-    commits = {search["commit"] for search, _ in found}
+    timers = {search["timer"] for search, _ in found if search}
+    commits = {line["commit"] for pair in found for line in pair if line}
     return "\n".join([*rows, f"{'; '.join(sorted(timers))}. Commit {', '.join(sorted(commits))}."])
 
 
 def _model(search: Line, engines: Line) -> str:
-    blocks = [block for block in search["blocks"] if None not in block[3:]]
-    left, planned = (sum(block[2] * block[at] for block in blocks) / 1e3 for at in (3, 4))
-    asked = str(search["samples"]) + (f" ({search['cached']} more known)" if search["cached"] else "")
+    about = search or engines
     cells = [
-        search["model"],
-        f"{search['B']},{search['S']}",
-        asked + ("" if search["complete"] else ", interrupted"),
-        f"{search['seconds']:.1f}",
-        str(search["builds"]),
-        f"{search['build_seconds']:.0f}",
-        f"{search['again_s']:.1f}" if "again_s" in search else "–",
-        f"{left:.3f}, {planned:.3f}",
+        about["model"],
+        f"{about['B']},{about['S']}",
+        *(_searched(search) if search else ["a plan of another run", *"–––––"]),
         *(_ms(engines.get(name)) for name in ("attention_ms", "initial_ms", "searched_ms")),
         f"{engines['attention_ms'] / engines['searched_ms']:.3f}" if _timed(engines) else "–",
         f"{engines['err_searched']:.1e}" if engines.get("err_searched") is not None else "–",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _searched(search: Line) -> list[str]:
+    blocks = [block for block in search["blocks"] if None not in block[3:]]
+    left, planned = (sum(block[2] * block[at] for block in blocks) / 1e3 for at in (3, 4))
+    asked = str(search["samples"]) + (f" ({search['cached']} more known)" if search["cached"] else "")
+    return [
+        asked + ("" if search["complete"] else ", interrupted"),
+        f"{search['seconds']:.1f}",
+        str(search["builds"]),
+        f"{search['build_seconds']:.0f}",
+        f"{search['again_s']:.1f}" if search.get("again_samples") == 0 else "–",
+        f"{left:.3f}, {planned:.3f}",
+    ]
 
 
 def _regions(search: Line) -> list[str]:

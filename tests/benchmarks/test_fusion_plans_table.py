@@ -32,11 +32,19 @@ def search(model: str, **more: object) -> dict[str, object]:
     }
 
 
-ENGINES = {"model": "a", "B": 16, "S": 2048, "attention_ms": 2.5, "initial_ms": 2.1, "searched_ms": 2.0}
+ENGINES = {
+    "model": "a",
+    "commit": "abc",
+    "B": 16,
+    "S": 2048,
+    "attention_ms": 2.5,
+    "initial_ms": 2.1,
+    "searched_ms": 2.0,
+}
 
 
 def test_a_row_a_model_and_a_row_a_region_that_is_kept():
-    rows = table([search("a", again_s=3.94), ENGINES | {"err_searched": 0.0021}]).splitlines()
+    rows = table([search("a", again_s=3.94, again_samples=0), ENGINES | {"err_searched": 0.0021}]).splitlines()
     wanted = "| a | 16,2048 | 20 | 4.1 | 12 | 80 | 3.9 | 10.000, 7.800 | 2.5 | 2.1 | 2 | 1.250 | 2.1e-03 |"
     assert wanted in rows
     regions = [row for row in rows if row.startswith("| a | ") and row != wanted]
@@ -45,7 +53,13 @@ def test_a_row_a_model_and_a_row_a_region_that_is_kept():
 
 
 def test_the_newest_lines_count_and_engines_may_be_missing():
-    lines = [search("a"), ENGINES, search("b", complete=False, cached=3), search("a", samples=21), ENGINES]
+    lines = [
+        search("a"),
+        ENGINES,
+        search("b", complete=False, cached=3, again_s=9.0, again_samples=7),
+        search("a", samples=21),
+        ENGINES,
+    ]
     text = table([*lines, ENGINES | {"searched_ms": None}])
     assert "| a | 16,2048 | 21 |" in text and "| a | 16,2048 | 20 |" not in text
     assert (
@@ -53,6 +67,10 @@ def test_the_newest_lines_count_and_engines_may_be_missing():
         in text
     )
     assert "Geometric mean" not in text
+
+
+def test_engines_of_a_plan_of_another_run():
+    assert "| a | 16,2048 | a plan of another run | – | – | – | – | – | 2.5 | 2.1 | 2 | 1.250 | – |" in table([ENGINES])
 
 
 def test_it_writes_between_the_marks(tmp_path, monkeypatch):
