@@ -82,6 +82,19 @@ def test_external_link_out_of_the_folder(tmp_path: Path) -> None:
         load_model(tmp_path / "a" / "m.onnx")
 
 
+@pytest.mark.parametrize("field", ["name", "doc_string", "input"])
+def test_names_that_are_no_text(tmp_path: Path, field: str) -> None:
+    model = linear()
+    for node in model.graph.node:
+        node.name, node.doc_string = f"node {field}", f"told of {field}"
+    wanted = {"name": b"node name", "doc_string": b"told of doc_string", "input": model.graph.node[0].input[0].encode()}
+    text = wanted[field]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString().replace(text, b"\xff" + text[1:]))
+    with pytest.raises(StofError, match="not UTF-8"):
+        load_model(path)
+
+
 def test_links_in_a_circle_are_no_files(tmp_path: Path) -> None:
     save_external(linear(), tmp_path / "m.onnx")
     (tmp_path / "weights.bin").unlink()

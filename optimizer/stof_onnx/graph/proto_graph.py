@@ -29,6 +29,9 @@ class ProtoGraph:
         self._names: set[str] = inputs | set(self.initializers)
         for node in graph.node:
             self._add(node)
+            for inner in (g for part in subgraphs(node) for g in all_graphs(part)):  # names are unique in all graphs
+                self._names.update(value.name for value in (*inner.input, *inner.initializer))
+                self._names.update(name for made in inner.node for name in made.output)
         for output in graph.output:
             self._readers[output.name] += 1
 

@@ -13,6 +13,7 @@ from stof_onnx.files import check_source
 from stof_onnx.graph.check import check_file, check_proto
 from stof_onnx.graph.external import check_external_files
 from stof_onnx.graph.repair import mend
+from stof_onnx.graph.walk import model_nodes
 
 
 def read_valid(path: Path) -> tuple[onnx.ModelProto, list[str]]:
@@ -73,6 +74,10 @@ def read_proto(path: Path) -> onnx.ModelProto:
         advice = "Expected a binary ONNX model (protobuf); the file may be cut short or hold something else"
         raise StofError("not a readable ONNX model", where, advice) from error
     del data
+    for node in model_nodes(proto):
+        names = (node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output)
+        if any(isinstance(name, bytes) for name in names):  # what protobuf can not decode, it gives as bytes
+            raise StofError("a name in it is not UTF-8", where, "The file may be damaged; export the model again")
     if not proto.HasField("graph") or not proto.graph.output:
         raise StofError("not an ONNX model: it has no graph with outputs", where, "Expected a binary ONNX model")
     return proto
