@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stof_onnx.kernels.triton_rows import Program
 
 _MOST_SAMPLES = 1000
+_TERMINATED = 128 + signal.SIGTERM
 _EXIT_CODES = "exit code: 0 done, 1 the comparison failed, 2 bad input or a problem (one message on stderr)"
 
 
@@ -41,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
+    except SystemExit as stop:
+        if stop.code != _TERMINATED:  # argparse's
+            raise
+        return _complain("terminated", _TERMINATED)
     except Exception as error:
         return _complain(f"internal error: {type(error).__name__}: {error}. STOF_DEBUG=1 shows where", 2)
 
@@ -62,7 +67,7 @@ def _cleaning_up_when_terminated() -> Iterator[None]:
     """Makes SIGTERM leave through every `finally`, so that no temporary file stays behind."""
 
     def leave(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
+        raise SystemExit(_TERMINATED)
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -399,9 +399,11 @@ def test_a_terminated_run_leaves_nothing(model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, "optimize", str(model)],
         check=False,
+        capture_output=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     assert done.returncode == 143 and os.listdir(model.parent) == [model.name]
+    assert done.stderr.strip() == b"stof-onnx: terminated"
 
 
 def test_as_a_program(model: Path) -> None:
