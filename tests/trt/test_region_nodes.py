@@ -211,6 +211,22 @@ def test_dynamic_axes(tmp_path, rng):
         check(model, lowered, {"x": rng.standard_normal((batch, seq, 64), np.float32)})
 
 
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_weights_in_a_file_of_their_own(tmp_path, rng, decomposed):
+    """All of them, down to the shapes that Reshape reads: the regions are those of the model in one file."""
+    spec = EncoderSpec(2, 32, 4, 2, SEQ, "gemm", decomposed_norm=decomposed, seed=int(rng.integers(1 << 30)))
+    model = exact(build_encoder(spec, MASK))
+    (tmp_path / "one").mkdir()
+    whole = onnx.load(str(optimize(tmp_path / "one", model, "--tune-budget", "60s")))
+    source, target = tmp_path / "m.onnx", tmp_path / "m.stof.onnx"
+    onnx.save(model, str(source), save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert cli.main(["optimize", str(source), "-o", str(target), "--no-engine", "--tune-budget", "60s"]) == 0
+    parted = onnx.load(str(target))
+    assert [n.op_type for n in parted.graph.node] == [n.op_type for n in whole.graph.node]
+    feeds = {"x": rng.standard_normal((2, SEQ, 32), np.float32)}
+    check(onnx.load(str(source)), lower_file(target, LowerOptions(device=Device(90))), feeds)
+
+
 def test_a_plan_is_used_again(tmp_path, rng, capsys):
     """The regions of one run, in another one that searches nothing; and for other sizes there are none."""
     model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ), MASK)

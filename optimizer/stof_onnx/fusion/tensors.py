@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from stof_onnx.attention.functions import DOMAIN
-from stof_onnx.graph.external import is_external
+from stof_onnx.graph.external import is_external, read_tensor
 from stof_onnx.graph.proto_graph import constant_value, read_names
 from stof_onnx.graph.proto_shapes import Dim, infer_shapes
 
@@ -103,12 +102,7 @@ class Tensors:
         if tensor is not None:
             if int(np.prod(tensor.dims, dtype=np.int64)) > _SMALL:
                 return None
-            if is_external(tensor):
-                loaded = onnx.TensorProto()
-                loaded.CopyFrom(tensor)
-                load_external_data_for_tensor(loaded, str(self.base_dir))
-                tensor = loaded
-            return numpy_helper.to_array(tensor)
+            return read_tensor(tensor, self.base_dir)
         number = self.producer.get(name)
         if number is None:
             return None
@@ -132,7 +126,10 @@ class Tensors:
         light.CopyFrom(self.proto)
         del light.graph.initializer[:]
         for tensor in self.initializers.values():
-            if is_external(tensor) or tensor.ByteSize() > 1 << 16:
+            small = int(np.prod(tensor.dims, dtype=np.int64)) <= _SMALL
+            if is_external(tensor) and small:
+                light.graph.initializer.append(numpy_helper.from_array(read_tensor(tensor, self.base_dir), tensor.name))
+            elif is_external(tensor) or tensor.ByteSize() > 1 << 16:
                 stub = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
                 if tensor.name not in {i.name for i in light.graph.input}:
                     light.graph.input.append(stub)
