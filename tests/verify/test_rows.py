@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from stof_onnx import pipeline
 from stof_onnx.errors import StofError
@@ -152,3 +153,64 @@ def test_fused_regions_are_not_said_to_be_compared(tmp_path: Path, monkeypatch: 
     assert "fused regions are made of the original's operators: they were not compared" in result.notes
     with pytest.raises(StofError, match="StofFusedRegion"):
         pipeline.verify(a, b, options, Progress())
+
+
+@pytest.mark.parametrize(("windows", "flat"), [(1, True), (2, False), (2, True)])
+def test_windows_and_flat_outputs(windows: int, flat: bool, tmp_path: Path) -> None:
+    """Several windows an entry are a batch size that no input has; a product may read [B * S, H * D]."""
+    a, b, length = tmp_path / "a.onnx", tmp_path / "b.onnx", 64 // windows
+    onnx.save(_windowed(windows, flat), str(a))
+    options = OptimizeOptions(memory_limit=6 * 4 * length * length + 10_000, engine=EngineWishes(wanted=False))
+    report = pipeline.optimize(a, b, options, Progress())
+    result = report.verification
+    assert report.replaced == 1 and result is not None and result.passed and result.method == METHOD
+    assert any(n.name.endswith("stof_flatten") for n in onnx.load(str(b)).graph.node) is flat
+    assert not pipeline.verify(a, b, options, Progress()).failed
+
+    onnx.save(_windowed(windows, flat, hidden=(20, 3)), str(a))
+    assert pipeline.verify(a, b, options, Progress()).failed
+
+
+def _windowed(windows: int, flat: bool, hidden: tuple[int, int] | None = None) -> onnx.ModelProto:
+    """Causal attention of 2 heads of 8 within each of `windows` parts of 64 rows; `hidden` hides one more key."""
+    rng, length = np.random.default_rng(3), 64 // windows
+    mask = np.where(np.tri(length, dtype=bool), 0, -np.inf).astype(np.float32)
+    if hidden is not None:
+        mask[hidden] = -np.inf
+    nodes, weights = [], []
+
+    def const(name: str, value: object, dtype: type = np.float32) -> str:
+        weights.append(onnx.numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def op(kind: str, *inputs: str, output: str, **attributes: object) -> str:
+        nodes.append(onnx.helper.make_node(kind, list(inputs), [output], output, **attributes))
+        return output
+
+    x = op("Reshape", "x", const("parts", [2 * windows, length, 16], np.int64), output="windows")
+    split = const("split", [0, 0, 2, 8], np.int64)
+    heads = []
+    for name, perm in (("q", (0, 2, 1, 3)), ("k", (0, 2, 3, 1)), ("v", (0, 2, 1, 3))):
+        product = op("MatMul", x, const(f"w{name}", rng.standard_normal((16, 16)) / 4), output=f"{name}_rows")
+        heads.append(op("Transpose", op("Reshape", product, split, output=f"{name}_heads"), perm=perm, output=name))
+    scores = op("Add", op("MatMul", heads[0], heads[1], output="scores"), const("mask", mask), output="masked")
+    values = op("MatMul", op("Softmax", scores, axis=-1, output="p"), heads[2], output="values")
+    merged = op("Transpose", values, perm=(0, 2, 1, 3), output="merged")
+    rows = op("Reshape", merged, const("rows", [-1, 16] if flat else [0, 0, 16], np.int64), output="rows_of_values")
+    out = op("MatMul", rows, const("wo", rng.standard_normal((16, 16)) / 4), output="projected")
+    op("Reshape", out, const("whole", [2, 64, 16], np.int64), output="y")
+    shape = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 64, 16]) for name in "xy"]
+    graph = onnx.helper.make_graph(nodes, "g", shape[:1], shape[1:], weights)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_products_that_onnx_runtime_fused(tmp_path: Path) -> None:
+    onnx.save(attention(padding=False), str(tmp_path / "m.onnx"))
+    session = ort.SessionOptions()
+    session.optimized_model_filepath = str(tmp_path / "a.onnx")
+    session.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    ort.InferenceSession(str(tmp_path / "m.onnx"), session, providers=["CPUExecutionProvider"])
+    assert "FusedMatMul" in {n.op_type for n in onnx.load(str(tmp_path / "a.onnx")).graph.node}
+    options = OptimizeOptions(shapes=parse_shapes(["ids:2x64"]), memory_limit=LIMIT)
+    report = pipeline.optimize(tmp_path / "a.onnx", tmp_path / "b.onnx", options, Progress())
+    assert report.verification is not None and report.verification.passed and report.verification.method == METHOD

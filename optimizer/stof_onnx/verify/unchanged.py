@@ -22,11 +22,15 @@ def first_change(original: Side, optimized: Side, compared: Collection[str]) -> 
     """
     nodes = {_bytes_of(node) for node in original.proto.graph.node}
     read = {output.name for output in optimized.proto.graph.output}  # by what was not compared
+    compared = set(compared)
     for node in reversed(optimized.proto.graph.node):
-        if node.domain == OWN_DOMAIN and not read.isdisjoint(node.output) and set(node.output) <= set(compared):
+        if node.domain == OWN_DOMAIN and not read.isdisjoint(node.output) and compared.issuperset(node.output):
             read.update(node.input[:_FACTORS])
         elif node.domain != OWN_DOMAIN and _bytes_of(node) in nodes:
             read |= used_names([node])
+        elif node.op_type == "Reshape" and compared.issuperset(node.output):  # an attention's output to [B * S, H * D]
+            compared.add(node.input[0])
+            read.add(node.input[0])
         elif not read.isdisjoint(node.output):
             return f"the node '{node.name or node.output[0]}' ({node.op_type})"
     functions = {_bytes_of(function) for function in original.proto.functions}
