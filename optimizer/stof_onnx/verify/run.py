@@ -103,7 +103,7 @@ def _compare(
         return compare_models(original, optimized, probes.sites, samples, seed, options)
     need = sampled_rows(probes.sites)
     if need > limit:
-        what = f"needs about {need >> 20} MiB, more than the {limit >> 20} MiB it may take"
+        what = f"needs about {need / 2**20:.1f} MiB, more than the {limit / 2**20:.1f} MiB it may take"
         raise StofError(what, "verify", "Give smaller sizes with --shape, raise --memory-limit, or pass --no-verify")
     seed, samples = _samples(original.proto, probes, ranges, options, largest=True)
     if not probes.paddings:  # masks that no input changes
