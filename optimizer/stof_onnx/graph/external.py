@@ -92,9 +92,19 @@ def read_tensor(tensor: onnx.TensorProto, base_dir: Path) -> np.ndarray:
     """The values of `tensor`, read from its file when it is external."""
     if not is_external(tensor):
         return np.array(onnx.numpy_helper.to_array(tensor))
+    loaded = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=_bytes(tensor, base_dir))
+    return np.array(onnx.numpy_helper.to_array(loaded))
+
+
+def load_tensor(tensor: onnx.TensorProto, base_dir: Path) -> None:
+    """Puts the bytes of an external tensor into it."""
+    tensor.raw_data = _bytes(tensor, base_dir)
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
+
+
+def _bytes(tensor: onnx.TensorProto, base_dir: Path) -> bytes:
     place = locate(tensor, base_dir)
     with place.file.open("rb") as file:
         file.seek(place.offset)
-        data = file.read(place.length)
-    loaded = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
-    return np.array(onnx.numpy_helper.to_array(loaded))
+        return file.read(place.length)

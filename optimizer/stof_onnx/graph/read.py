@@ -11,9 +11,9 @@ from onnx import checker
 from stof_onnx.errors import StofError
 from stof_onnx.files import check_source
 from stof_onnx.graph.check import check_file, check_proto
-from stof_onnx.graph.external import check_external_files
+from stof_onnx.graph.external import check_external_files, is_external, load_tensor
 from stof_onnx.graph.repair import mend
-from stof_onnx.graph.walk import model_nodes
+from stof_onnx.graph.walk import model_nodes, node_tensors
 
 
 def read_valid(path: Path) -> tuple[onnx.ModelProto, list[str]]:
@@ -26,6 +26,8 @@ def read_valid(path: Path) -> tuple[onnx.ModelProto, list[str]]:
     problem = _check(path)  # first: the checker has a copy of its own, and needs the memory
     proto = read_proto(path)
     check_external_files(proto, path.parent)
+    for tensor in (t for node in model_nodes(proto) for t in node_tensors(node) if is_external(t)):
+        load_tensor(tensor, path.parent)  # of Constant nodes: small, and the checker does not find them elsewhere
     notes = mend(proto)
     if notes:
         try:
