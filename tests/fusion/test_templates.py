@@ -13,6 +13,7 @@ from stof_onnx.fusion.plan import BlockPlan, FusionPlan, PlannedRegion
 from stof_onnx.fusion.search import Region
 from stof_onnx.fusion.search.roofline import program_of
 from stof_onnx.fusion.segment import Segment, block_hash
+from stof_onnx.fusion.sequence import find_blocks
 from stof_onnx.fusion.templates import Instance, NoMatch, recognise
 from stof_onnx.kernels.triton_rows import reference as rows_reference
 
@@ -529,3 +530,24 @@ def test_operators_that_nothing_reads_are_no_part_of_a_region() -> None:
     b.op("Min", y, b.const(1.0))
     found = recognise(whole(b.model(b.op("Relu", y))))
     assert isinstance(found, NoMatch) and found.reason == "nothing reads what Min makes"
+
+
+def test_the_name_of_a_region_is_its_own() -> None:
+    """Of a node without a name that of its output stands in, which may be another node's name."""
+    b = GraphBuilder(np.random.default_rng(0))
+    x = b.input("x", 2, 16)
+    first = b.op("Relu", b.op("MatMul", x, b.weight(16, 16)))
+    second = b.op("Relu", b.op("MatMul", first, b.weight(16, 16)))
+    model = b.model(second)
+    model.graph.node[1].name, model.graph.node[3].name = "", first
+    tensors = tensors_of(model)
+    (block,) = find_blocks(tensors)
+    regions = [
+        PlannedRegion(i, i + 2, Segment(block, i, i + 2).hash, ("MatMul", "Relu"), "", "auto", 1.0, 2.0, True, "")
+        for i in (0, 2)
+    ]
+    key = block_hash(block)
+    plan = FusionPlan("test", "fp32", {key: BlockPlan(key, "0011", 1, tuple(regions))})
+    assert len(apply_plan(model, list(model.graph.initializer), tensors, plan, 17)) == 2
+    names = [node.name for node in model.graph.node]
+    assert len(names) == len(set(names)) == 2

@@ -40,6 +40,7 @@ def apply_plan(
     applied: list[AppliedRegion] = []
     new: dict[int, onnx.NodeProto] = {}
     gone: set[int] = set()
+    names = {node.name for node in tensors.nodes}
     functions: dict[str, onnx.FunctionProto] = {}
     for block in find_blocks(tensors):
         planned = plan.blocks.get(block_hash(block))
@@ -51,6 +52,9 @@ def apply_plan(
             if not region.kept or segment.hash != region.hash or not isinstance(instance, Instance):
                 continue
             node = region_node(segment, instance, region.config)
+            while node.name in names:  # ONNX Runtime refuses a name that two nodes have, and lowering tells them by it
+                node.name += "_"
+            names.add(node.name)
             function = region_function(segment, instance, opset)
             functions.setdefault(function.name, function)
             indices = [operator.index for operator in segment.operators]
