@@ -48,7 +48,7 @@ from benchmarks.encoder import EncoderSpec, build_encoder, make_mask
 from benchmarks.end_to_end import Case, engine_line, fused_line, reference
 from benchmarks.fusion_bench.initial_plan import initial_plan
 from benchmarks.pausing import Pausing
-from benchmarks.real_models import twin
+from benchmarks.real_models import mask_name, twin
 
 PARTS = ("fused", "stof", "plain")  # in the order of building: the fastest first
 _LAYERS, _HELPERS = 2, 5
@@ -117,8 +117,8 @@ class Subject:
             return "encoder-768", self.case.kind, self.case.spec(self.seed)
         info = ExportInfo.load(info_path(self.source))
         site, batch = info.sites[0], next(iter(self.feeds().values())).shape[0]
-        mask = site.mask.kind if site.mask is not None else "none"
-        return self.name.rpartition("-")[0], mask, EncoderSpec(len(info.sites), 768, 12, batch, int(site.seq_q))
+        spec = EncoderSpec(len(info.sites), 768, 12, batch, int(site.seq_q))
+        return self.name.rpartition("-")[0], mask_name(site), spec
 
 
 def prepare(subject: Subject) -> str:

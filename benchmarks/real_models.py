@@ -223,6 +223,11 @@ def finish(built: Built, arguments: argparse.Namespace, pausing: Pausing | None 
         shutil.rmtree(work)
 
 
+def mask_name(site: Any) -> str:
+    """Of a described attention; an architecture's local layers by their band."""
+    return "none" if site.mask is None else str(site.mask.band or site.mask.kind)
+
+
 def _fused(report: dict[str, Any]) -> dict[str, Any]:
     """What differs in the line of the engine with fused regions: `stof_ms` is its time, `attention_ms` that without."""
     fused, fusion = report["engine"]["fused"], report["fusion"] or {}  # rotations are fused without a search
@@ -308,7 +313,7 @@ def _line(path: Path, info: Any, report: dict[str, Any], batch: int, arguments: 
         "trt": availability.tensorrt().__version__,
         "tactic_sources": tactic_sources(),
         "model": path.stem.rpartition("-")[0],
-        "mask": site.mask.kind if site.mask is not None else "none",
+        "mask": mask_name(site),
         "B": batch,
         "S": int(site.seq_q),
         "layers": len(info.sites),
