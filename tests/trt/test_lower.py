@@ -103,6 +103,22 @@ def test_output_inside_the_rows_keeps_its_name_and_rank(bench, rng):
     bench.assert_equal(model, lowered.model, {"x": rng.standard_normal((2, SEQ, 64), np.float32)})
 
 
+@pytest.mark.parametrize("batch, seq", [("batch", SEQ), (2, "seq"), ("batch", "seq")])
+def test_an_output_that_is_declared_static_all_the_same(bench, rng, batch, seq):
+    """Its input was made dynamic by hand, as ONNX Runtime lets one do."""
+    mask = np.tril(np.ones((SEQ, SEQ), bool))
+    model = build_encoder(EncoderSpec(2, 64, 4, batch, seq, seed=6), mask)
+    for axis, size in zip(model.graph.output[0].type.tensor_type.shape.dim, (2, SEQ, 64), strict=True):
+        axis.dim_value = size
+    low = [2 if isinstance(batch, int) else 1, SEQ if isinstance(seq, int) else 8]
+    path = bench.optimize(model, "--shape", f"x:{low[0]}x{low[1]}x64:2x{SEQ}x64", "--no-verify")
+    sizes = {"x": (2, SEQ, 64)}
+    lowered = bench.lower(path, LowerOptions(opt_sizes=sizes, largest_sizes=sizes))
+    assert lowered.packed == 2
+    for shape in {(2, SEQ), (low[0], low[1]), (2, max(low[1], SEQ // 2))}:
+        bench.assert_equal(model, lowered.model, {"x": rng.standard_normal((*shape, 64), np.float32)})
+
+
 def test_weights_that_a_caller_may_override_stay_inputs(bench, rng):
     model = build_encoder(EncoderSpec(2, 64, 4, 2, SEQ, seed=6), window_and_global(SEQ))
     names = ("layer0/q/w", "layer1/fc1/b")

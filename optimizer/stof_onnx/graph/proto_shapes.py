@@ -37,7 +37,8 @@ def infer_shapes(model: onnx.ModelProto, sizes: Mapping[str, tuple[int, ...]] | 
             )
     if sizes:
         del light.graph.value_info[:]
-        for output in light.graph.output:
+    if sizes or any(not d.HasField("dim_value") for v in model.graph.input for d in v.type.tensor_type.shape.dim):
+        for output in light.graph.output:  # whoever makes an input dynamic may forget what the outputs were declared as
             output.type.tensor_type.ClearField("shape")
     found = _infer(light, model)
     while fold_small(light, found.dims):
