@@ -80,8 +80,8 @@ def _fusion(report: Report) -> Iterator[str]:
 def _region(region: PlannedRegion, count: int, estimated: bool) -> str:
     verb = f"fused: {count} x" if region.kept else "not kept:"  # another region may hold its operators
     name = f"{region.template} {region.config}".strip()
-    times = "not timed" if region.fused_us is None else f"{region.fused_us:.1f} us"
-    times += "" if region.left_us is None else f", by TensorRT {region.left_us:.1f} us"
+    times = "not timed" if region.fused_us is None else f"{region.fused_us:.1f} µs"
+    times += "" if region.left_us is None else f", by TensorRT {region.left_us:.1f} µs"
     times += " (estimates)" if estimated else ""
     return f"{verb} {', '.join(region.operators)}: {name}, {times}: {region.reason}"
 

@@ -101,7 +101,7 @@ def test_the_terminal_says_what_became_of_each_region(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    not kept: ")]
     what = f"    not kept: {', '.join(region['operators'])}: {region['template']} {region['config']}, "
     assert [line.removeprefix(what) for line in lines] == [
-        *("5.0 us, by TensorRT 4.0 us: TensorRT is faster", "5.0 us: another choice", "not timed: it does not run")
+        *("5.0 µs, by TensorRT 4.0 µs: TensorRT is faster", "5.0 µs: another choice", "not timed: it does not run")
     ]
 
 

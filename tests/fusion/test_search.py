@@ -389,5 +389,5 @@ def test_it_says_how_far_it_is(block: Block) -> None:
         [block], Synthetic(2), "fp16", SearchOptions(budget=9.0), watch=lambda text, share: said.append((text, share))
     )
     assert said[0] == ("block 1 of 1", 0.0) and "configurations" in {text for text, _ in said}
-    assert any("us of" in text and "s left" in text for text, _ in said)
+    assert any("µs of" in text and "s left" in text for text, _ in said)
     assert [share for _, share in said] == sorted(share for _, share in said)

@@ -104,7 +104,7 @@ def _known_us(stages: dict[str, Stage1]) -> float:
 def _teller(watch: Watch, ledger: Ledger, block: str) -> Callable[[float, float], None]:
     def tell(bare: float, now: float) -> None:
         left = max(0.0, ledger.budget - ledger.seconds)
-        watch(f"{block}: {now:.0f} us of {bare:.0f}, {left:.0f} s left", ledger.seconds / ledger.budget)
+        watch(f"{block}: {now:.0f} µs of {bare:.0f}, {left:.0f} s left", ledger.seconds / ledger.budget)
 
     return tell
 
@@ -163,10 +163,10 @@ def _planned(
 def _why_not(fused: float, left: float | None, noise: float, dropped: Trial | None) -> str:
     if fused == float("inf"):
         return "it was not timed"
-    if left is not None and fused >= left:
+    if left is not None and fused > left:
         return "TensorRT is faster"
     if dropped is not None and dropped.gain > 0:
         others = f" and {len(dropped.before) - len(dropped.after) - 1} more" if dropped.move == "drop group" else ""
-        return f"TensorRT is faster: without it{others} the block takes {dropped.gain:.1f} us less"
+        return f"TensorRT is faster: without it{others} the block takes {dropped.gain:.1f} µs less"
     little = left is not None and left - fused <= noise
     return "no gain beyond the noise" if little else "another choice of regions is faster"
