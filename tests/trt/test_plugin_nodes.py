@@ -53,6 +53,31 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"softcap": 0.5}, {"softcap": float("nan")}, {"bias_kind": "relative"}, {"kv_kind": "mask"},
+        {"kv_kind": "zero"}, {"num_heads": 2}, {"num_kv_heads": 0}, {"num_kv_heads": 3}, {"num_kv_heads": 1},
+        {"masked_row": "none"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_node_whose_attributes_were_edited_is_left(change: dict[str, object], tmp_path: Path) -> None:
+    """The plugin would follow them, where the function's body does not."""
+    one = case(layouts=("BSHD",) * 4, rank=3)
+    model, matches = build([one], tmp_path / "in.onnx")
+    replace_attention(model, matches)
+    save_model(model, tmp_path / "out.onnx")
+    proto = onnx.load(str(tmp_path / "out.onnx"))
+    (node,) = (n for n in proto.graph.node if n.op_type.startswith("StofAttention_"))
+    for attribute in node.attribute:
+        if attribute.name in change:
+            attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, change[attribute.name]))
+    onnx.save(proto, str(tmp_path / "out.onnx"))
+    found = lower_file(tmp_path / "out.onnx", LowerOptions())
+    assert [site.kernel for site in found.sites] == [""] and "edited" in found.sites[0].reason
+
+
 def lowered(one: Case, folder: Path, options: LowerOptions) -> Lowered:
     model, matches = build([one], folder / "in.onnx")
     replace_attention(model, matches)

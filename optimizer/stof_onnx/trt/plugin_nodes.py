@@ -7,6 +7,7 @@ call, which TensorRT gets inlined as ordinary operators.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from stof_onnx.mask.sources import all_keys
 
 PLUGIN = "StofAttention"
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", "stof"
+_NAMED = re.compile(r"softcap|[a-z]+bias|kv[a-z]+|h\d+(kv\d+)?")  # parts of a function's name that attributes repeat
 _DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 _PLUGIN_ATTRIBUTES = (
     "scale",
@@ -122,6 +124,9 @@ class _Site:
 
     def lower(self, opt: Shapes, largest: Shapes, domain: str) -> SiteLowering:
         result = SiteLowering(self.name)
+        if not self._agrees():
+            result.reason = "its attributes are not those of its function: someone has edited them"
+            return result
         arrays = self._arrays()
         sizes, most = self._sizes(opt), self._sizes(largest)
         result.reason = self._problem(arrays, sizes, most)
@@ -184,6 +189,18 @@ class _Site:
             if dim % 8 or dim > 256:
                 return f"no kernel for head size {dim} (multiples of 8 up to 256)"
         return ""
+
+    def _agrees(self) -> bool:
+        """Whether the attributes, which the plugin follows, say what the function's name says of its body."""
+        heads, kv_heads = self._int("num_heads"), self._int("num_kv_heads")
+        if kv_heads < 1 or heads % kv_heads or self.attributes["masked_row"] not in [row.value for row in MaskedRow]:
+            return False
+        bias, kv = self.attributes["bias_kind"], self.attributes["kv_kind"]
+        told = {"softcap"} if self.attributes.get("softcap", 0.0) != 0.0 else set()
+        told |= ({f"{bias}bias"} if bias != "none" else set()) | ({f"kv{kv}"} if kv != "none" else set())
+        told |= {f"h{heads}kv{kv_heads}"} if heads != kv_heads else set()
+        found = set(filter(_NAMED.fullmatch, self.node.op_type.split("_")))
+        return found - {f"h{heads}"} == told
 
     def _kernel_site(self, sizes: _Sizes) -> KernelSite:
         return KernelSite(
