@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,29 +207,67 @@ def measure(library: FusedLibrary, case: Case, dtype_name: str, rounds: int) -> 
     return time_candidates(candidates(library, case, sets, dtype), sets, flops, rounds)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None, rows: Sequence[int]) -> argparse.ArgumentParser:
+    """Options of a benchmark of GEMM kernels, as `run` takes them."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default=str(DEFAULT_LIBRARY))
-    parser.add_argument("--rows", type=int, nargs="+", default=[32768, 4096, 128])
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="f16")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(rows))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further case is begun")
     parser.add_argument("--out", type=Path, help="JSON lines are appended here")
-    arguments = parser.parse_args()
-    library, start = FusedLibrary(arguments.library), time.time()
-    for case in cases(arguments.rows):
+    return parser
+
+
+def usual_line(case: Any, times: Mapping[str, float]) -> str:
+    return f"[{case}] " + "  ".join(f"{name}: {value:.1f}" for name, value in by_time(times))
+
+
+def by_time(times: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(times.items(), key=lambda item: item[1])
+
+
+def run(
+    arguments: argparse.Namespace,
+    start: float,
+    cases: Iterable[Any],
+    measure: Callable[[Any], dict[str, float]],
+    dtype: str = "f16",
+    line: Callable[[Any, Mapping[str, float]], str] = usual_line,
+) -> int:
+    """Measures case after case, prints a line each and appends it to --out. Exit code 1 where the time was up.
+
+    Args:
+        start: of the limit, by time.time().
+    """
+    for case in cases:
         if time.time() - start > arguments.limit:
             print("time is up", flush=True)
             return 1
-        times = measure(library, case, arguments.dtype, arguments.rounds)
-        flops = 2.0 * case.m * case.n * case.k * (2 if case.gated else 1)
-        row = "  ".join(f"{name} {value:.1f}" for name, value in sorted(times.items(), key=lambda item: item[1]))
-        print(f"{case} [{flops / min(times.values()) * 1e-6:.0f} TFLOP/s]: {row}", flush=True)
+        times = measure(case)
+        print(line(case, times), flush=True)
         if arguments.out:
-            record = {"case": str(case), "dtype": arguments.dtype, "gpu": torch.cuda.get_device_name(), "us": times}
+            record = {"case": str(case), "dtype": dtype, "gpu": torch.cuda.get_device_name(), "us": times}
             with arguments.out.open("a") as file:
                 file.write(json.dumps(record) + "\n")
     return 0
+
+
+def line_with_rate(case: Case, times: Mapping[str, float]) -> str:
+    flops = 2.0 * case.m * case.n * case.k * (2 if case.gated else 1)
+    row = "  ".join(f"{name} {value:.1f}" for name, value in by_time(times))
+    return f"{case} [{flops / min(times.values()) * 1e-6:.0f} TFLOP/s]: {row}"
+
+
+def main() -> int:
+    parser = parser_of(__doc__, (32768, 4096, 128))
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="f16")
+    arguments = parser.parse_args()
+    library, start = FusedLibrary(arguments.library), time.time()
+
+    def one(case: Case) -> dict[str, float]:
+        return measure(library, case, arguments.dtype, arguments.rounds)
+
+    return run(arguments, start, cases(arguments.rows), one, arguments.dtype, line_with_rate)
 
 
 if __name__ == "__main__":

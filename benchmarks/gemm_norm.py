@@ -7,21 +7,18 @@ bias, then residual and norm as a row program; torch, an operator at a time.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
+from stof_onnx.kernels.capi import DType
 from stof_onnx.kernels.cubin_run import LoadedProgram
 from stof_onnx.kernels.fused_capi import AUTO_CONFIG, FusedLibrary, FusedParams, Norm, Template
 from stof_onnx.kernels.triton_rows import compile_programs, norm_program
 
-from benchmarks.fused_gemm import CACHE_BYTES, time_candidates
+from benchmarks.fused_gemm import CACHE_BYTES, parser_of, run, time_candidates
 
 EPSILON = 1e-5
 Call = Callable[["Buffers", int], None]
@@ -140,26 +137,9 @@ def measure(library: FusedLibrary, case: Case, rounds: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default=str(DEFAULT_LIBRARY))
-    parser.add_argument("--rows", type=int, nargs="+", default=[32768, 4096, 1024, 128])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further case is begun")
-    parser.add_argument("--out", type=Path, help="JSON lines are appended here")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, (32768, 4096, 1024, 128)).parse_args()
     library, start = FusedLibrary(arguments.library), time.time()
-    for case in cases(arguments.rows):
-        if time.time() - start > arguments.limit:
-            print("time is up", flush=True)
-            return 1
-        times = measure(library, case, arguments.rounds)
-        row = "  ".join(f"{name}: {value:.1f}" for name, value in sorted(times.items(), key=lambda item: item[1]))
-        print(f"[{case}] {row}", flush=True)
-        if arguments.out:
-            record = {"case": str(case), "dtype": "f16", "gpu": torch.cuda.get_device_name(), "us": times}
-            with arguments.out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-    return 0
+    return run(arguments, start, cases(arguments.rows), lambda case: measure(library, case, arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -8,22 +8,19 @@ cuBLAS with bias and ReLU in the first product and bias in the second, then the 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from stof_onnx.kernels.capi import DEFAULT_LIBRARY, DType
+from stof_onnx.kernels.capi import DType
 from stof_onnx.kernels.cubin_run import LoadedProgram
 from stof_onnx.kernels.fused_capi import AUTO_CONFIG, Activation, FusedLibrary, FusedParams, Template
 from stof_onnx.kernels.gemm_pair import GemmPair, PairConfig, configurations
 from stof_onnx.kernels.triton_rows import compile_programs
 
-from benchmarks.fused_gemm import CACHE_BYTES, time_candidates
+from benchmarks.fused_gemm import CACHE_BYTES, parser_of, run, time_candidates
 
 Call = Callable[["Buffers", int], None]
 HIDDEN = (16, 64, 128)
@@ -130,29 +127,12 @@ def measure(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default=str(DEFAULT_LIBRARY))
-    parser.add_argument("--rows", type=int, nargs="+", default=[32768, 4096, 1024, 128])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further case is begun")
-    parser.add_argument("--out", type=Path, help="JSON lines are appended here")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, (32768, 4096, 1024, 128)).parse_args()
     library, start = FusedLibrary(arguments.library), time.time()
     each = cases(arguments.rows)
     kernels = compiled(each)
     print(f"{len(kernels)} kernels loaded after {time.time() - start:.1f} s", flush=True)
-    for case in each:
-        if time.time() - start > arguments.limit:
-            print("time is up", flush=True)
-            return 1
-        times = measure(library, case, kernels, arguments.rounds)
-        row = "  ".join(f"{name}: {value:.1f}" for name, value in sorted(times.items(), key=lambda item: item[1]))
-        print(f"[{case}] {row}", flush=True)
-        if arguments.out:
-            record = {"case": str(case), "dtype": "f16", "gpu": torch.cuda.get_device_name(), "us": times}
-            with arguments.out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-    return 0
+    return run(arguments, start, each, lambda case: measure(library, case, kernels, arguments.rounds))
 
 
 if __name__ == "__main__":

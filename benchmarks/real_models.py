@@ -423,10 +423,11 @@ class Sitting:
     def work(self) -> None:
         """Takes models in turn, one slot's share."""
         slot = Slot(self.pausing)
-        with contextlib.ExitStack() as stack:
-            stack.callback(lambda: slot.process.shutdown())
+        try:
             while model := self._next():
                 self._run(slot, *model)
+        finally:
+            slot.process.shutdown()
 
     def _next(self) -> tuple[Path, Future[Prepared]] | None:
         with self.lock:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,33 +19,24 @@ from stof_onnx.kernels.gemm_pair.source import source
 from stof_onnx.kernels.triton_rows import compile_program
 from stof_onnx.kernels.triton_rows.cache import KernelCache, triton_version
 
+from tests.kernels import interpreted
 from tests.kernels.gemm_pair.cases import error_ratio, inputs, pairs, random_pair
 from tests.kernels.triton_rows.programs import rounded
 
-ROOT = Path(__file__).resolve().parents[3]
 needs_triton = pytest.mark.skipif(triton_version() is None, reason="needs triton")
 
 
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[subprocess.Popen[str]]:
-    pytest.importorskip("triton")
-    pytest.importorskip("torch")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "tests.kernels.gemm_pair.interpret"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, text=True, cwd=ROOT, **pipes) as process:  # type: ignore[call-overload]
+    with interpreted.interpreter("tests.kernels.gemm_pair.interpret") as process:
         yield process
-        process.stdin.close()
 
 
 def check(interpreter: subprocess.Popen[str], pair: GemmPair, config: PairConfig, rows: int) -> None:
     """Against float64. fp16 only: the interpreter multiplies the bits of bf16 numbers."""
     seed = secrets.randbits(32)
-    assert interpreter.stdin and interpreter.stdout
-    interpreter.stdin.write(json.dumps([pair.to_json(), config.name, rows, seed]) + "\n")
-    interpreter.stdin.flush()
-    answer = interpreter.stdout.readline()
-    assert answer and float(answer) <= 1.0, f"{answer.strip()} {config.name} {rows} rows, seed {seed}: {pair.to_json()}"
+    answer = interpreted.ask(interpreter, pair.to_json(), config.name, rows, seed)
+    assert answer and float(answer) <= 1.0, f"{answer} {config.name} {rows} rows, seed {seed}: {pair.to_json()}"
 
 
 def test_every_pair(interpreter: subprocess.Popen[str]) -> None:

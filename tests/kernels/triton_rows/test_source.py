@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,32 +13,24 @@ from stof_onnx.kernels.triton_rows import RowBuilder, RowConfig, RowProgram, con
 from stof_onnx.kernels.triton_rows.library import standard_programs
 from stof_onnx.kernels.triton_rows.source import grid_blocks, source
 
+from tests.kernels import interpreted
 from tests.kernels.triton_rows.programs import DTYPES, named, random_program
 
-ROOT = Path(__file__).resolve().parents[3]
 # The interpreter cuts fp32 to bf16 off instead of rounding it: twice the error.
 WORST = {"fp16": 1.0, "bf16": 2.0, "fp32": 1.0}
 
 
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[subprocess.Popen[str]]:
-    pytest.importorskip("triton")
-    pytest.importorskip("torch")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "tests.kernels.triton_rows.interpret"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, text=True, cwd=ROOT, **pipes) as process:  # type: ignore[call-overload]
+    with interpreted.interpreter("tests.kernels.triton_rows.interpret") as process:
         yield process
-        process.stdin.close()
 
 
 def check(interpreter: subprocess.Popen[str], program: RowProgram, config: RowConfig, rows: int, seed: int) -> None:
-    assert interpreter.stdin and interpreter.stdout
-    print(json.dumps([program.to_json(), config.name, rows, seed]), file=interpreter.stdin, flush=True)
-    line = interpreter.stdout.readline()
+    line = interpreted.ask(interpreter, program.to_json(), config.name, rows, seed)
     assert line, f"the interpreter failed with {config.name}: {program.to_json()}"
     worst = max(WORST[out.dtype] for out in program.outputs)
-    assert float(line) <= worst, f"{line.strip()} with {config.name}: {program.to_json()}"
+    assert float(line) <= worst, f"{line} with {config.name}: {program.to_json()}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
