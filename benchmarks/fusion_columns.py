@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from stof_onnx.verify.session import Runner
 
 from benchmarks.encoder import EncoderSpec, build_encoder, make_mask
 from benchmarks.end_to_end import Case, engine_line, fused_line, reference
-from benchmarks.fusion_bench.initial_plan import initial_plan
+from benchmarks.fusion_bench.initial_plan import write_initial_plan
 from benchmarks.pausing import Pausing
 from benchmarks.real_models import mask_name, twin
 
@@ -124,12 +124,9 @@ class Subject:
 def prepare(subject: Subject) -> str:
     """Writes the model, its plan and its optimized file. Sees no GPU; says what came of it."""
     subject.write()
-    wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False))
-    pipeline.optimize(subject.source, subject.portable, wishes, Progress())
-    initial_plan(subject.portable).write(subject.plan)
-    report = pipeline.optimize(
-        subject.source, subject.portable, replace(wishes, fusion=FusionWishes(plan=subject.plan)), Progress()
-    )
+    write_initial_plan(subject.source, subject.plan)
+    wishes = OptimizeOptions(verify=False, engine=EngineWishes(wanted=False), fusion=FusionWishes(plan=subject.plan))
+    report = pipeline.optimize(subject.source, subject.portable, wishes, Progress())
     assert report.fusion is not None
     return f"{report.replaced} attentions, {len(report.fusion.applied)} regions {report.fusion.reason}"
 
